@@ -1,0 +1,50 @@
+"""Checks that only the loaded model can make, before a request enters the queue."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.request import GenerationRequest, RequestError
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLimits:
+    """What one request may ask of the loaded model."""
+
+    max_context: int
+    """Prompt and output tokens together."""
+    vocab_size: int
+
+    def check(self, request: GenerationRequest) -> None:
+        """Raise `RequestError` unless the model can serve the request."""
+        prompt = request.prompt_token_ids
+        params = request.params
+        if not prompt:
+            raise RequestError("The prompt is empty: it must hold at least one token.", param="prompt")
+        if not 0 <= min(prompt) <= max(prompt) < self.vocab_size:
+            raise RequestError(
+                f"Prompt token ids must lie between 0 and {self.vocab_size - 1}.", param="prompt"
+            )
+        if len(prompt) + max(1, params.max_tokens) > self.max_context:
+            raise self._context_error(len(prompt), params.max_tokens)
+        for token_id in params.logit_bias:
+            if not 0 <= token_id < self.vocab_size:
+                raise RequestError(
+                    f"logit_bias names token {token_id}; ids lie between 0 and {self.vocab_size - 1}.",
+                    param="logit_bias",
+                )
+
+    def _context_error(self, num_prompt: int, max_tokens: int) -> RequestError:
+        if num_prompt >= self.max_context:
+            return RequestError(
+                f"This model's maximum context length is {self.max_context} tokens, but the prompt "
+                f"has {num_prompt}, which leaves none for the completion.",
+                param="prompt",
+                code="context_length_exceeded",
+            )
+        return RequestError(
+            f"This model's maximum context length is {self.max_context} tokens, but {num_prompt} "
+            f"prompt tokens and max_tokens={max_tokens} need {num_prompt + max_tokens}.",
+            param="max_tokens",
+            code="context_length_exceeded",
+        )

@@ -1,0 +1,289 @@
+"""The asyncio face of the engine: the core runs in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from types import TracebackType
+from typing import Self
+
+from engine.admission import ModelLimits
+from engine.core import EngineCore
+from engine.metrics import EngineMetrics
+from engine.request import (
+    EngineDeadError,
+    FinishReason,
+    GenerationRequest,
+    QueueFullError,
+    RequestOutput,
+    Usage,
+)
+from engine.text.tokenizer import TextTokenizer
+
+logger = logging.getLogger(__name__)
+
+
+class EngineState(StrEnum):
+    LOADING = "loading"
+    READY = "ready"
+    DEAD = "dead"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """What the API tells about the served model."""
+
+    name: str
+    created: int
+    """Unix time of the load."""
+    max_context: int
+
+
+class OutputStream:
+    """The outputs of one request, an async iterator to be used as an async context manager.
+
+    Leaving the context before the last output aborts the request: its blocks are free again
+    within one engine step.
+    """
+
+    def __init__(self, engine: AsyncEngine, request_id: str) -> None:
+        self._engine = engine
+        self._request_id = request_id
+        self._outputs: asyncio.Queue[RequestOutput] = asyncio.Queue()
+        self._finished = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> RequestOutput:
+        if self._finished:
+            raise StopAsyncIteration
+        output = await self._outputs.get()
+        self._finished = output.finish_reason is not None
+        return output
+
+    def close(self) -> None:
+        """Abort the request unless it has finished. Idempotent."""
+        self._finished = True
+        self._engine.abort(self._request_id)
+
+    def put(self, output: RequestOutput) -> None:
+        self._outputs.put_nowait(output)
+
+
+@dataclass(frozen=True, slots=True)
+class _Add:
+    request: GenerationRequest
+
+
+@dataclass(frozen=True, slots=True)
+class _Abort:
+    request_id: str
+
+
+class AsyncEngine:
+    """Runs one `EngineCore` for many coroutines of one event loop."""
+
+    def __init__(self, load: Callable[[], EngineCore], *, name: str, max_requests: int) -> None:
+        """
+        Args:
+            load: makes the core; called in the engine's thread by `start`.
+            name: the served model's name.
+            max_requests: requests the engine holds at once, running and waiting.
+        """
+        self._load = load
+        self._name = name
+        self._max_requests = max_requests
+        self._created = int(time.time())
+        self._core: EngineCore | None = None
+        self._state = EngineState.LOADING
+        self._failure: str | None = None
+        self._streams: dict[str, OutputStream] = {}
+        self._inbox: deque[_Add | _Abort] = deque()
+        self._wake = threading.Condition()
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def state(self) -> EngineState:
+        return self._state
+
+    @property
+    def failure(self) -> str | None:
+        """Why the engine is dead, in one line."""
+        return self._failure
+
+    @property
+    def card(self) -> ModelCard:
+        return ModelCard(self._name, self._created, self.limits.max_context)
+
+    @property
+    def limits(self) -> ModelLimits:
+        return self._ready_core().limits
+
+    @property
+    def tokenizer(self) -> TextTokenizer:
+        """Thread-safe; heavy calls belong in `encode` and `encode_chat`, off the event loop."""
+        return self._ready_core().tokenizer
+
+    @property
+    def num_requests(self) -> int:
+        """Requests in the engine whose stream has not ended."""
+        return len(self._streams)
+
+    def metrics(self) -> EngineMetrics:
+        """The live figures (written by the engine's thread, so only read them)."""
+        return self._ready_core().metrics
+
+    async def start(self) -> None:
+        """Load the models; returns when requests can be served.
+
+        Raises:
+            Exception: whatever the load raised; the engine is then dead.
+        """
+        self._loop = asyncio.get_running_loop()
+        loaded: asyncio.Future[None] = self._loop.create_future()
+        self._thread = threading.Thread(
+            target=self._run, args=(self._loop, loaded), name="slipstream-engine", daemon=True
+        )
+        self._thread.start()
+        await loaded
+
+    async def stop(self) -> None:
+        """Stop the engine's thread; requests still running end with an error output."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join)
+        if self._state is not EngineState.DEAD:
+            self._state = EngineState.STOPPED
+        self._fail_streams("The server is shutting down.")
+
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a plain text; text that looks like a control token stays text."""
+        tokenizer = self.tokenizer
+        return await asyncio.to_thread(
+            tokenizer.encode, text, add_special_tokens=add_special_tokens
+        )
+
+    async def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Token ids of a conversation under the model's chat template, ready for the answer.
+
+        Raises:
+            RequestError: the template refuses the messages, or the model has no template.
+        """
+        tokenizer = self.tokenizer
+        return await asyncio.to_thread(tokenizer.encode_chat, messages)
+
+    def submit(self, request: GenerationRequest) -> OutputStream:
+        """Queue a request.
+
+        Raises:
+            RequestError: the loaded model can't serve it.
+            QueueFullError: the engine holds `max_requests` requests already.
+            EngineDeadError: the engine is not ready.
+        """
+        self.limits.check(request)
+        if len(self._streams) >= self._max_requests:
+            raise QueueFullError(f"The server already holds {self._max_requests} requests.")
+        if request.request_id in self._streams:
+            raise ValueError(f"request id {request.request_id!r} is already in use")
+        stream = OutputStream(self, request.request_id)
+        self._streams[request.request_id] = stream
+        self._post(_Add(request))
+        return stream
+
+    def abort(self, request_id: str) -> None:
+        """Forget a request; nothing happens when it has ended already."""
+        if self._streams.pop(request_id, None) is not None:
+            self._post(_Abort(request_id))
+
+    def _ready_core(self) -> EngineCore:
+        if self._core is None or self._state is not EngineState.READY:
+            detail = f": {self._failure}" if self._failure else ""
+            raise EngineDeadError(f"The engine is {self._state}{detail}.")
+        return self._core
+
+    def _post(self, command: _Add | _Abort) -> None:
+        with self._wake:
+            self._inbox.append(command)
+            self._wake.notify()
+
+    def _run(self, loop: asyncio.AbstractEventLoop, loaded: asyncio.Future[None]) -> None:
+        try:
+            core = self._load()
+        except BaseException as error:
+            self._failure = str(error)
+            self._state = EngineState.DEAD
+            loop.call_soon_threadsafe(loaded.set_exception, error)
+            return
+        self._core = core
+        self._state = EngineState.READY
+        loop.call_soon_threadsafe(loaded.set_result, None)
+        try:
+            self._serve(core, loop)
+        except Exception as error:
+            logger.exception("the engine failed and stops")
+            self._failure = f"{type(error).__name__}: {error}"
+            self._state = EngineState.DEAD
+            loop.call_soon_threadsafe(self._fail_streams, "The engine failed; see the server's log.")
+
+    def _serve(self, core: EngineCore, loop: asyncio.AbstractEventLoop) -> None:
+        while True:
+            with self._wake:
+                self._wake.wait_for(lambda: self._stopping or self._inbox or core.has_work)
+                if self._stopping:
+                    return
+                commands = list(self._inbox)
+                self._inbox.clear()
+            for command in commands:
+                if isinstance(command, _Add):
+                    core.add(command.request)
+                else:
+                    core.abort(command.request_id)
+            outputs = core.step()
+            if outputs:
+                loop.call_soon_threadsafe(self._deliver, outputs)
+
+    def _deliver(self, outputs: Sequence[RequestOutput]) -> None:
+        for output in outputs:
+            stream = self._streams.get(output.request_id)
+            if stream is None:
+                continue
+            if output.finish_reason is not None:
+                del self._streams[output.request_id]
+            stream.put(output)
+
+    def _fail_streams(self, message: str) -> None:
+        streams, self._streams = self._streams, {}
+        for request_id, stream in streams.items():
+            stream.put(
+                RequestOutput(
+                    request_id=request_id,
+                    text="",
+                    token_ids=(),
+                    usage=Usage(0, 0, 0),
+                    finish_reason=FinishReason.ERROR,
+                    error=message,
+                )
+            )

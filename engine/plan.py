@@ -1,0 +1,130 @@
+"""StepPlan and StepResult: the contract between scheduler, runner and verifier.
+
+Small, plain and picklable, so that a plan can be broadcast to other ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.request import TokenLogprob
+
+Int32Array = npt.NDArray[np.int32]
+Int64Array = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """The consecutive tokens of one request that a step computes."""
+
+    request_id: str
+    start: int
+    """Position of the first token; the request's KV holds exactly the positions below it."""
+    token_ids: Int32Array
+    """int32[n]: committed tokens, then `num_draft` draft tokens."""
+    block_ids: tuple[int, ...]
+    """KV blocks of positions 0 .. start + n - 1, in order."""
+    num_draft: int = 0
+    first_logit: int = 0
+    """Rows first_logit .. n - 1 need logits (n: none of them does)."""
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.token_ids)
+
+    @property
+    def num_logits(self) -> int:
+        return len(self.token_ids) - self.first_logit
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One forward pass: every slice is computed together."""
+
+    slices: tuple[Slice, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(s.num_tokens for s in self.slices)
+
+    @property
+    def num_draft_tokens(self) -> int:
+        return sum(s.num_draft for s in self.slices)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedStep:
+    """A plan as flat arrays: T tokens of R slices in one row, L of them with logits.
+
+    Attributes:
+        token_ids: int32[T]
+        positions: int32[T]
+        slots: int64[T], where each token's K and V go: block id * block size + offset.
+        query_starts: int32[R + 1], slice r has rows query_starts[r] .. query_starts[r + 1] - 1.
+        context_lens: int32[R], tokens each slice attends to, its own included.
+        block_tables: int32[R, B], padded with 0.
+        logit_rows: int32[L], rows that need logits, ascending.
+    """
+
+    token_ids: Int32Array
+    positions: Int32Array
+    slots: Int64Array
+    query_starts: Int32Array
+    context_lens: Int32Array
+    block_tables: Int32Array
+    logit_rows: Int32Array
+
+
+def pack(plan: StepPlan, block_size: int) -> PackedStep:
+    """Flatten a plan for a runner whose KV blocks hold `block_size` tokens."""
+    slices = plan.slices
+    lengths = np.fromiter((s.num_tokens for s in slices), np.int32, len(slices))
+    starts = np.fromiter((s.start for s in slices), np.int32, len(slices))
+    query_starts = np.zeros(len(slices) + 1, np.int32)
+    np.cumsum(lengths, out=query_starts[1:])
+    block_tables = np.zeros((len(slices), max(len(s.block_ids) for s in slices)), np.int32)
+    for row, piece in enumerate(slices):
+        block_tables[row, : len(piece.block_ids)] = piece.block_ids
+    owner = np.repeat(np.arange(len(slices), dtype=np.int32), lengths)
+    offsets = np.arange(query_starts[-1], dtype=np.int32) - query_starts[owner]
+    positions = starts[owner] + offsets
+    blocks = block_tables[owner, positions // block_size].astype(np.int64)
+    first_logits = np.fromiter((s.first_logit for s in slices), np.int32, len(slices))
+    return PackedStep(
+        token_ids=np.concatenate([s.token_ids for s in slices]).astype(np.int32, copy=False),
+        positions=positions,
+        slots=blocks * block_size + positions % block_size,
+        query_starts=query_starts,
+        context_lens=starts + lengths,
+        block_tables=block_tables,
+        logit_rows=np.flatnonzero(offsets >= first_logits[owner]).astype(np.int32),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SliceResult:
+    """What the target says to one slice.
+
+    `token_ids` is empty for a slice that ends inside the prompt; else it holds the accepted draft
+    tokens and one token of the target's own.
+    """
+
+    token_ids: tuple[int, ...]
+    num_accepted: int = 0
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """Results in the order of the plan's slices."""
+
+    slices: Sequence[SliceResult]

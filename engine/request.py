@@ -1,0 +1,152 @@
+"""Plain data that crosses the engine's border: what a client asks, what the engine answers."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from types import MappingProxyType
+
+SEED_MASK = (1 << 63) - 1
+
+
+class RequestError(ValueError):
+    """A request the engine refuses; the client's fault.
+
+    Attributes:
+        param: the request field at fault, in the API's spelling, or None.
+        code: a machine-readable reason such as ``context_length_exceeded``, or None.
+    """
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+
+class QueueFullError(RuntimeError):
+    """The waiting queue is at its limit; the client may try again later."""
+
+
+class EngineDeadError(RuntimeError):
+    """The engine is loading, stopped or has failed; it can't take or finish requests."""
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How one request is decoded. Ranges are checked where the values enter (the HTTP schemas).
+
+    `seed` makes the output a function of the request alone: the noise for an output token is a
+    hash of (seed, output position, token id).
+    """
+
+    max_tokens: int
+    seed: int
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: frozenset[int] = frozenset()
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    logprobs: int | None = None
+    """Alternatives listed for each output token (0: only the token's own); None: no logprobs."""
+    prompt_logprobs: int | None = None
+    """The same for the prompt's tokens; such a request takes no prefix-cache hits."""
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    def for_choice(self, index: int) -> SamplingParams:
+        """These parameters with the seed of the `index`-th of `n` choices (0: unchanged)."""
+        if index == 0:
+            return self
+        digest = hashlib.blake2b(f"{self.seed}/{index}".encode(), digest_size=8).digest()
+        return replace(self, seed=int.from_bytes(digest, "little") & SEED_MASK)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """The conversation behind a chat prompt, so that a draft model can render its own template.
+
+    Each message is ``{"role": str, "content": str}``.
+    """
+
+    messages: tuple[Mapping[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    """The plain text behind a completions prompt."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One sequence to generate. Plain and picklable."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    source: ChatPrompt | TextPrompt
+    """What the prompt was made from, before the target's tokenizer."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """One token's log-probability and the likeliest alternatives, from the unprocessed logits."""
+
+    token_id: int
+    piece: bytes
+    logprob: float
+    top: tuple[tuple[int, bytes, float], ...]
+    """(token id, its bytes, log-probability), likeliest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of one request so far."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """What one engine step added to one request.
+
+    A stream of these ends with the first whose `finish_reason` is set.
+    """
+
+    request_id: str
+    text: str
+    """New text: whole characters, with any text that may still become a stop string held back."""
+    token_ids: tuple[int, ...]
+    usage: Usage
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """One entry for each of `token_ids` when asked for, else empty."""
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    """On the first output of a request that asked for them; None stands for the first token."""
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    """The stop string or stop token id that ended the text, if one did."""
+    error: str | None = None
+    """Why, when `finish_reason` is ERROR."""
