@@ -20,7 +20,9 @@ class ModelLimits:
         prompt = request.prompt_token_ids
         params = request.params
         if not prompt:
-            raise RequestError("The prompt is empty: it must hold at least one token.", param="prompt")
+            raise RequestError(
+                "The prompt is empty: it must hold at least one token.", param="prompt"
+            )
         if not 0 <= min(prompt) <= max(prompt) < self.vocab_size:
             raise RequestError(
                 f"Prompt token ids must lie between 0 and {self.vocab_size - 1}.", param="prompt"
@@ -30,7 +32,7 @@ class ModelLimits:
         for token_id in params.logit_bias:
             if not 0 <= token_id < self.vocab_size:
                 raise RequestError(
-                    f"logit_bias names token {token_id}; ids lie between 0 and {self.vocab_size - 1}.",
+                    f"logit_bias names token {token_id}, but ids end at {self.vocab_size - 1}.",
                     param="logit_bias",
                 )
 

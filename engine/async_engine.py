@@ -180,7 +180,7 @@ class AsyncEngine:
         self._fail_streams("The server is shutting down.")
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a plain text; text that looks like a control token stays text."""
+        """Token ids of a text; control tokens written in it are parsed as such."""
         tokenizer = self.tokenizer
         return await asyncio.to_thread(
             tokenizer.encode, text, add_special_tokens=add_special_tokens
@@ -246,7 +246,9 @@ class AsyncEngine:
             logger.exception("the engine failed and stops")
             self._failure = f"{type(error).__name__}: {error}"
             self._state = EngineState.DEAD
-            loop.call_soon_threadsafe(self._fail_streams, "The engine failed; see the server's log.")
+            loop.call_soon_threadsafe(
+                self._fail_streams, "The engine failed; see the server's log."
+            )
 
     def _serve(self, core: EngineCore, loop: asyncio.AbstractEventLoop) -> None:
         while True:

