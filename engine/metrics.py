@@ -86,6 +86,9 @@ class EngineMetrics:
     """Decoding slices the target computed; generated_tokens / target_passes is tokens a pass."""
     ttft: Histogram = field(default_factory=lambda: Histogram(_TTFT_BUCKETS))
     tpot: Histogram = field(default_factory=lambda: Histogram(_TPOT_BUCKETS))
+    """One observation a finished request: its mean time per output token after the first."""
+    inter_token: Histogram = field(default_factory=lambda: Histogram(_TPOT_BUCKETS))
+    """One observation a step and request: the gap since its previous tokens."""
     e2e: Histogram = field(default_factory=lambda: Histogram(_LATENCY_BUCKETS))
     queue: Histogram = field(default_factory=lambda: Histogram(_LATENCY_BUCKETS))
     step: Histogram = field(default_factory=lambda: Histogram(_STEP_BUCKETS))

@@ -16,7 +16,7 @@ import numpy as np
 from engine.blocks import BlockPool, extend_block_hashes
 from engine.plan import Slice, StepPlan
 from engine.request import GenerationRequest
-from engine.sequence import Sequence, SequenceStatus
+from engine.sequence import SequenceStatus, TokenSequence
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class _Step:
     drafts: dict[str, tuple[int, ...]] = field(default_factory=dict)
     preempted: bool = False
 
-    def grant(self, sequence: Sequence, count: int) -> None:
+    def grant(self, sequence: TokenSequence, count: int) -> None:
         self.tokens_left -= count
         self.granted[sequence.request_id] = count
 
@@ -70,9 +70,9 @@ class Scheduler:
         self._max_step_tokens = max_step_tokens
         self._prefill_chunk = prefill_chunk
         self._clock = clock
-        self._sequences: dict[str, Sequence] = {}
-        self._waiting: deque[Sequence] = deque()
-        self._running: list[Sequence] = []
+        self._sequences: dict[str, TokenSequence] = {}
+        self._waiting: deque[TokenSequence] = deque()
+        self._running: list[TokenSequence] = []
 
     @property
     def num_waiting(self) -> int:
@@ -87,19 +87,19 @@ class Scheduler:
         return bool(self._sequences)
 
     @property
-    def running(self) -> tuple[Sequence, ...]:
+    def running(self) -> tuple[TokenSequence, ...]:
         """Running sequences, oldest first."""
         return tuple(self._running)
 
-    def __getitem__(self, request_id: str) -> Sequence:
+    def __getitem__(self, request_id: str) -> TokenSequence:
         return self._sequences[request_id]
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._sequences
 
-    def add(self, request: GenerationRequest) -> Sequence:
+    def add(self, request: GenerationRequest) -> TokenSequence:
         """Queue a request whose prompt and max_tokens fit the pool."""
-        sequence = Sequence(request, self._clock())
+        sequence = TokenSequence(request, self._clock())
         self._sequences[request.request_id] = sequence
         self._waiting.append(sequence)
         return sequence
@@ -181,7 +181,7 @@ class Scheduler:
             self._note_admission(sequence)
             self._grant_chunk(sequence, step)
 
-    def _grant_chunk(self, sequence: Sequence, step: _Step) -> None:
+    def _grant_chunk(self, sequence: TokenSequence, step: _Step) -> None:
         count = min(sequence.num_tokens - sequence.num_computed, step.prefill_left)
         if count > 0:
             step.prefill_left -= count
@@ -200,7 +200,7 @@ class Scheduler:
                 step.tokens_left -= count
                 step.drafts[sequence.request_id] = draft[:count]
 
-    def _slice(self, sequence: Sequence, step: _Step) -> Slice:
+    def _slice(self, sequence: TokenSequence, step: _Step) -> Slice:
         start = sequence.num_computed
         committed_end = start + step.granted[sequence.request_id]
         draft = step.drafts.get(sequence.request_id, ())
@@ -221,7 +221,7 @@ class Scheduler:
             first_logit=first_logit,
         )
 
-    def _match_prefix(self, sequence: Sequence) -> None:
+    def _match_prefix(self, sequence: TokenSequence) -> None:
         if (
             sequence.params.prompt_logprobs is not None
             and sequence.num_scored < sequence.num_prompt
@@ -235,14 +235,14 @@ class Scheduler:
         sequence.num_published = len(sequence.block_ids)
         sequence.num_computed = len(sequence.block_ids) * self.pool.block_size
 
-    def _note_admission(self, sequence: Sequence) -> None:
+    def _note_admission(self, sequence: TokenSequence) -> None:
         if sequence.first_scheduled_time is None:
             sequence.first_scheduled_time = self._clock()
             sequence.num_cached = sequence.num_computed
             self.counters.prefix_queries += sequence.num_prompt
             self.counters.prefix_hits += sequence.num_cached
 
-    def _publish(self, sequence: Sequence) -> None:
+    def _publish(self, sequence: TokenSequence) -> None:
         num_full = sequence.num_computed // self.pool.block_size
         if num_full > sequence.num_published:
             self._extend_hashes(sequence, sequence.num_computed)
@@ -250,12 +250,12 @@ class Scheduler:
                 self.pool.publish(sequence.block_ids[index], sequence.block_hashes[index])
             sequence.num_published = num_full
 
-    def _extend_hashes(self, sequence: Sequence, num_tokens: int) -> None:
+    def _extend_hashes(self, sequence: TokenSequence, num_tokens: int) -> None:
         extend_block_hashes(
             sequence.block_hashes, sequence.token_ids, self.pool.block_size, num_tokens
         )
 
-    def _extend_blocks(self, sequence: Sequence, num_tokens: int) -> bool:
+    def _extend_blocks(self, sequence: TokenSequence, num_tokens: int) -> bool:
         missing = self.pool.blocks_for(num_tokens) - len(sequence.block_ids)
         if missing <= 0:
             return True
@@ -265,7 +265,7 @@ class Scheduler:
         sequence.block_ids.extend(blocks)
         return True
 
-    def _preempt(self, sequence: Sequence, step: _Step) -> None:
+    def _preempt(self, sequence: TokenSequence, step: _Step) -> None:
         self._running.remove(sequence)
         self._free_blocks(sequence)
         sequence.status = SequenceStatus.WAITING
@@ -273,7 +273,7 @@ class Scheduler:
         self.counters.preemptions += 1
         step.preempted = True
 
-    def _free_blocks(self, sequence: Sequence) -> None:
+    def _free_blocks(self, sequence: TokenSequence) -> None:
         self.pool.release(sequence.block_ids)
         sequence.block_ids = []
         sequence.num_computed = 0

@@ -1,4 +1,4 @@
-"""Sequence: the engine's working state of one request."""
+"""TokenSequence: the engine's working state of one request."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class SequenceStatus(StrEnum):
     FINISHED = "finished"
 
 
-class Sequence:
+class TokenSequence:
     """Tokens, computed KV and blocks of one request. Changed only by the scheduler."""
 
     __slots__ = (

@@ -1,0 +1,61 @@
+"""Draws one token a row, by the Gumbel-max rule with keyed noise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from engine.request import SamplingParams
+from engine.sampling.noise import MAX_NOISE, gumbel_noise, row_keys
+from engine.sampling.restrict import restrict
+
+
+def sample(
+    logits: torch.Tensor, params: Sequence[SamplingParams], positions: Sequence[int]
+) -> list[int]:
+    """Choose a token for every row.
+
+    Args:
+        logits: float32[N, V], after the processors.
+        params: the request's parameters, one entry a row.
+        positions: output position of the token each row decides.
+
+    Returns:
+        N token ids: the likeliest at temperature 0, else a sample that depends only on the row's
+        logits, the request's seed and the position.
+    """
+    tokens = logits.argmax(dim=1)
+    drawn = [i for i, p in enumerate(params) if not p.greedy]
+    if drawn:
+        index = torch.tensor(drawn, device=logits.device)
+        tokens[index] = _draw(
+            logits[index], [params[i] for i in drawn], [positions[i] for i in drawn]
+        )
+    ids: list[int] = tokens.tolist()
+    return ids
+
+
+def _draw(
+    logits: torch.Tensor, params: Sequence[SamplingParams], positions: Sequence[int]
+) -> torch.Tensor:
+    device = logits.device
+    temperatures = torch.tensor([p.temperature for p in params], device=device)
+    logits = logits / temperatures[:, None]
+    restrict(logits, params)
+    keys = row_keys(
+        torch.tensor([p.seed for p in params], device=device),
+        torch.tensor(positions, device=device),
+    )
+    best_logit, best_token = logits.max(dim=1)
+    score_of_best = best_logit.to(torch.float64) + gumbel_noise(keys, best_token)
+    # Noise is bounded, so a token this far below can't win: no noise is drawn for it.
+    can_win = logits > (score_of_best - MAX_NOISE)[:, None]
+    can_win[torch.arange(len(params), device=device), best_token] = True
+    rows, tokens = can_win.nonzero(as_tuple=True)
+    scores = logits[rows, tokens].to(torch.float64) + gumbel_noise(keys[rows], tokens)
+    best_score = torch.full_like(score_of_best, -torch.inf)
+    best_score.scatter_reduce_(0, rows, scores, "amax")
+    winners = scores == best_score[rows]
+    chosen = torch.full_like(best_token, logits.shape[1])
+    return chosen.scatter_reduce_(0, rows[winners], tokens[winners], "amin")

@@ -1,0 +1,168 @@
+"""Verification: logits and drafts in, committed tokens out.
+
+One rule decides: at each position the target samples its own token, after all processors, which
+see the history that the draft so far implies; a draft token is accepted when it equals that
+sample. So every sampling feature works under speculation, and any drafter is lossless.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from engine.plan import Slice, SliceResult, StepPlan, StepResult
+from engine.request import SamplingParams, TokenLogprob
+from engine.sampling.logprobs import token_logprobs
+from engine.sampling.processors import TokenHistory, apply_bias, forbid_end, has_penalties
+from engine.sampling.sampler import sample
+from engine.sequence import TokenSequence
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Where one slice's logits lie and what they are for."""
+
+    piece: Slice
+    sequence: TokenSequence
+    first: int
+    num_scored: int
+    """Leading rows that only score prompt tokens."""
+    num_sampled: int
+    """Rows that decide an output token: one behind each draft token and one before them all."""
+
+    @property
+    def sampled(self) -> slice:
+        return slice(self.first + self.num_scored, self.first + self.num_scored + self.num_sampled)
+
+    @property
+    def draft(self) -> list[int]:
+        piece = self.piece
+        return [int(i) for i in piece.token_ids[piece.num_tokens - piece.num_draft :]]
+
+
+class Verifier:
+    """Samples the target's tokens and accepts drafts. Keeps token histories for penalties."""
+
+    def __init__(self, pieces: Sequence[bytes], eos_ids: Iterable[int]) -> None:
+        self._pieces = pieces
+        self._eos_ids = frozenset(eos_ids)
+        self._histories: dict[str, TokenHistory] = {}
+
+    def forget(self, request_id: str) -> None:
+        """Drop what is kept about a request that has ended."""
+        self._histories.pop(request_id, None)
+
+    def verify(
+        self,
+        plan: StepPlan,
+        sequence_of: Callable[[str], TokenSequence],
+        logits: torch.Tensor,
+    ) -> StepResult:
+        """Decide every slice.
+
+        Args:
+            plan: the executed plan; its sequences have not been advanced yet.
+            sequence_of: finds a slice's sequence by request id.
+            logits: float32[L, V] in plan order; left unchanged.
+        """
+        layout = _layout(plan, sequence_of)
+        chosen = self._sample(layout, logits)
+        results, offset = [], 0
+        for rows in layout:
+            tokens = chosen[offset : offset + rows.num_sampled]
+            offset += rows.num_sampled
+            num_accepted = _matching_prefix(rows.draft, tokens) if tokens else 0
+            committed = tuple(tokens[: num_accepted + 1])
+            results.append(
+                SliceResult(
+                    token_ids=committed,
+                    num_accepted=num_accepted,
+                    logprobs=self._output_logprobs(rows, logits, committed),
+                    prompt_logprobs=self._prompt_logprobs(rows, logits),
+                )
+            )
+        return StepResult(results)
+
+    def _sample(self, layout: Sequence[_Rows], logits: torch.Tensor) -> list[int]:
+        sampling = [rows for rows in layout if rows.num_sampled]
+        if not sampling:
+            return []
+        index = [row for rows in sampling for row in range(len(logits))[rows.sampled]]
+        params = [rows.sequence.params for rows in sampling for _ in range(rows.num_sampled)]
+        positions = [
+            rows.sequence.num_output + row for rows in sampling for row in range(rows.num_sampled)
+        ]
+        untouched = not any(map(self._needs_processing, sampling))
+        if untouched and len(index) == len(logits):
+            return sample(logits, params, positions)
+        selected = logits[torch.tensor(index, device=logits.device)]
+        first = 0
+        for rows in sampling:
+            self._process(rows, selected[first : first + rows.num_sampled])
+            first += rows.num_sampled
+        return sample(selected, params, positions)
+
+    @staticmethod
+    def _needs_processing(rows: _Rows) -> bool:
+        params = rows.sequence.params
+        below_minimum = rows.sequence.num_output < params.min_tokens
+        return has_penalties(params) or bool(params.logit_bias) or below_minimum
+
+    def _process(self, rows: _Rows, logits: torch.Tensor) -> None:
+        """Apply the request's processors in place to float32[num_sampled, V]."""
+        params, sequence = rows.sequence.params, rows.sequence
+        if has_penalties(params):
+            history = self._histories.get(sequence.request_id)
+            if history is None:
+                history = TokenHistory(sequence, logits.shape[1], logits.device)
+                self._histories[sequence.request_id] = history
+            history.catch_up(sequence)
+            history.penalize(logits, params, rows.draft)
+        if params.logit_bias:
+            apply_bias(logits, params)
+        num_below_minimum = params.min_tokens - sequence.num_output
+        if num_below_minimum > 0:
+            forbid_end(logits[:num_below_minimum], self._end_ids(params))
+
+    def _end_ids(self, params: SamplingParams) -> frozenset[int]:
+        return params.stop_token_ids if params.ignore_eos else params.stop_token_ids | self._eos_ids
+
+    def _output_logprobs(
+        self, rows: _Rows, logits: torch.Tensor, committed: tuple[int, ...]
+    ) -> tuple[TokenLogprob, ...]:
+        num_top = rows.sequence.params.logprobs
+        if num_top is None or not committed:
+            return ()
+        scored = logits[rows.sampled][: len(committed)]
+        return tuple(token_logprobs(scored, committed, [num_top] * len(committed), self._pieces))
+
+    def _prompt_logprobs(self, rows: _Rows, logits: torch.Tensor) -> tuple[TokenLogprob, ...]:
+        num_top = rows.sequence.params.prompt_logprobs
+        if num_top is None or not rows.num_scored:
+            return ()
+        start = rows.piece.start + rows.piece.first_logit + 1
+        targets = rows.sequence.token_ids[start : start + rows.num_scored]
+        scored = logits[rows.first : rows.first + rows.num_scored]
+        return tuple(token_logprobs(scored, targets, [num_top] * len(targets), self._pieces))
+
+
+def _layout(plan: StepPlan, sequence_of: Callable[[str], TokenSequence]) -> list[_Rows]:
+    layout, first = [], 0
+    for piece in plan.slices:
+        sequence = sequence_of(piece.request_id)
+        samples = piece.end - piece.num_draft == sequence.num_tokens
+        num_sampled = piece.num_draft + 1 if samples else 0
+        num_scored = piece.num_logits - num_sampled
+        layout.append(_Rows(piece, sequence, first, num_scored, num_sampled))
+        first += piece.num_logits
+    return layout
+
+
+def _matching_prefix(draft: Sequence[int], tokens: Sequence[int]) -> int:
+    """Draft tokens, from the first, that equal the target's own."""
+    for index, (drafted, own) in enumerate(zip(draft, tokens, strict=False)):
+        if drafted != own:
+            return index
+    return len(draft)
