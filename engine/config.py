@@ -143,6 +143,13 @@ class Config(BaseSettings):
     dtype: DtypeName = Field(
         "auto", description="weights and KV; auto: float32 on a CPU, bfloat16 on a GPU"
     )
+    runner: Literal["auto", "native", "torch"] = Field(
+        "auto", description="who runs the models on a CPU; auto: native where it can, else torch"
+    )
+    quantization: Literal["auto", "int8", "int4", "none"] = Field(
+        "auto",
+        description="weights of the native runner; auto: a GGUF file's own, int8 for safetensors",
+    )
     max_context: int | None = Field(
         None, ge=16, description="tokens of prompt + output; default: the model's own limit"
     )

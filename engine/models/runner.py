@@ -30,6 +30,20 @@ class ModelInfo:
     kv_bytes_per_token: int
 
 
+@dataclass(frozen=True, slots=True)
+class KvBudget:
+    """How much memory the KV blocks may take, and how many tokens are of use at most."""
+
+    block_size: int
+    memory_bytes: int
+    max_tokens: int
+
+    def num_blocks(self, bytes_per_token: int) -> int:
+        """At least 1, at most what `max_tokens` need."""
+        affordable = self.memory_bytes // (bytes_per_token * self.block_size)
+        return max(1, min(affordable, -(-self.max_tokens // self.block_size)))
+
+
 class ModelRunner(Protocol):
     """Runs forward passes of one model over its own paged KV cache.
 
