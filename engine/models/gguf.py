@@ -1,0 +1,209 @@
+"""Turns a GGUF file into the folder a Hugging Face model lies in, once, and keeps it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from engine.models.gguf_header import GgufError, GgufHeader, read_header
+from engine.models.source import ModelFiles, ModelSourceError, cache_folder
+
+logger = logging.getLogger(__name__)
+
+_FORMAT_VERSION = 2
+"""Raised whenever what is written into the converted folders changes."""
+
+_HASHED_BYTES = 1 << 20
+_END_OF_TEXT = (
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|end|>",
+    "<end_of_turn>",
+    "<eos>",
+    "</s>",
+)
+"""Control tokens that end an answer; a GGUF file names only one, chat models have several."""
+
+_UNSUPPORTED_ROPE_SCALING = ("linear", "yarn", "longrope")
+
+
+def hf_folder(files: ModelFiles) -> Path:
+    """The folder with the model's config.json, tokenizer.json, chat template and so on.
+
+    That of a GGUF file is converted at the first call, which takes some seconds; afterwards it is
+    there at once.
+
+    Raises:
+        ModelSourceError: the file can't be converted; says why.
+    """
+    if not files.is_gguf:
+        return files.weights
+    path = files.weights
+    return _converted(
+        path, "", f"converting configuration and tokenizer of {files.name}, once", _write_hf_files
+    )
+
+
+def torch_folder(files: ModelFiles) -> Path:
+    """`hf_folder` with a model.safetensors beside it: every weight unpacked to float32.
+
+    A converted model takes 4 bytes a parameter on disk, and three times that in memory while it is
+    converted.
+
+    Raises:
+        ModelSourceError: transformers can't read the file; says why.
+    """
+    if not files.is_gguf:
+        return files.weights
+    path = files.weights
+    template = hf_folder(files)
+
+    def write(_: Path, folder: Path) -> None:
+        _write_float32_weights(path, template, folder)
+
+    return _converted(
+        path, "-float32", f"unpacking the weights of {files.name} to float32, once", write
+    )
+
+
+def _converted(path: Path, suffix: str, message: str, write: Callable[[Path, Path], None]) -> Path:
+    """The cached folder for a GGUF file, made by `write(path, folder)` if it is missing."""
+    folder = cache_folder() / "converted" / f"{path.stem}-{_content_key(path)}{suffix}"
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.with_name(f"{folder.name}.lock")):
+        if folder.is_dir():
+            return folder
+        logger.info("%s ...", message)
+        partial = folder.with_name(f"{folder.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        try:
+            write(path, partial)
+        except (GgufError, NotImplementedError, ValueError) as error:
+            shutil.rmtree(partial)
+            raise ModelSourceError(" ".join(str(error).split())) from error
+        partial.rename(folder)
+    return folder
+
+
+def _content_key(path: Path) -> str:
+    """Changes with the file's size, its start or its end; cheap for files of many gigabytes."""
+    size = path.stat().st_size
+    digest = hashlib.sha256(f"{_FORMAT_VERSION}/{size}/".encode())
+    with path.open("rb") as file:
+        digest.update(file.read(_HASHED_BYTES))
+        file.seek(max(0, size - _HASHED_BYTES))
+        digest.update(file.read(_HASHED_BYTES))
+    return digest.hexdigest()[:16]
+
+
+def _write_hf_files(path: Path, folder: Path) -> None:
+    from engine.models.gguf_tokenizer import convert_tokenizer
+
+    header = read_header(path)
+    _refuse_lost_rope_scaling(path, header)
+    _write_json(folder / "config.json", _model_config(path))
+    _write_json(folder / "generation_config.json", _generation_config(header))
+    _write_json(folder / "tokenizer_config.json", _tokenizer_config(header))
+    convert_tokenizer(path, header).save(str(folder / "tokenizer.json"))
+    if template := header.metadata.get("tokenizer.chat_template"):
+        (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
+
+
+def _refuse_lost_rope_scaling(path: Path, header: GgufHeader) -> None:
+    """transformers drops RoPE scaling when it reads a GGUF, and would answer wrongly in silence."""
+    scaling = header.of_architecture("rope.scaling.type")
+    if header.has_tensor("rope_freqs.weight"):
+        scaling = "llama3"
+    if scaling == "llama3" or scaling in _UNSUPPORTED_ROPE_SCALING:
+        raise GgufError(
+            f"{path}: RoPE scaling {scaling!r} can't be taken from a GGUF file; "
+            "use the model's safetensors"
+        )
+
+
+def _model_config(path: Path) -> dict[str, Any]:
+    from transformers import AutoConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    config: dict[str, Any] = AutoConfig.from_pretrained(path.parent, gguf_file=path.name).to_dict()
+    config.pop("_name_or_path", None)
+    config.pop("_model_name_or_path", None)
+    architecture = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config["model_type"])
+    if architecture is None:
+        raise GgufError(f"{path}: {config['model_type']!r} is no decoder-only language model")
+    return {**config, "architectures": [architecture], "dtype": "float32"}
+
+
+def _generation_config(header: GgufHeader) -> dict[str, Any]:
+    from engine.models.gguf_tokenizer import control_tokens
+
+    metadata = header.metadata
+    controls = control_tokens(header)
+    ends = [metadata.get("tokenizer.ggml.eos_token_id")]
+    ends += [controls.get(text) for text in _END_OF_TEXT]
+    values = {
+        "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": list(dict.fromkeys(end for end in ends if end is not None)),
+        "pad_token_id": metadata.get("tokenizer.ggml.padding_token_id"),
+    }
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def _tokenizer_config(header: GgufHeader) -> dict[str, Any]:
+    from engine.models.gguf_tokenizer import token_text
+
+    return {
+        # A model's own tokenizer class would rebuild the splitting rules instead of reading them.
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": token_text(header, "bos"),
+        "eos_token": token_text(header, "eos"),
+        "unk_token": token_text(header, "unknown"),
+        "pad_token": token_text(header, "padding"),
+        "model_max_length": header.of_architecture("context_length"),
+        "clean_up_tokenization_spaces": False,
+    }
+
+
+def _write_json(path: Path, values: dict[str, Any]) -> None:
+    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+
+
+def _write_float32_weights(path: Path, template: Path, folder: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with _quiet_transformers():
+        model = AutoModelForCausalLM.from_pretrained(
+            path.parent, gguf_file=path.name, dtype=torch.float32
+        )
+        model.save_pretrained(folder)
+    for file in template.iterdir():
+        shutil.copyfile(file, folder / file.name)
+
+
+@contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """Without transformers' own progress bars: they count tensors, at odds with the log."""
+    from transformers.utils import logging as transformers_logging
+
+    had_bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if had_bars:
+            transformers_logging.enable_progress_bar()
