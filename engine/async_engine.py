@@ -102,15 +102,13 @@ class _Abort:
 class AsyncEngine:
     """Runs one `EngineCore` for many coroutines of one event loop."""
 
-    def __init__(self, load: Callable[[], EngineCore], *, name: str, max_requests: int) -> None:
+    def __init__(self, load: Callable[[], EngineCore], *, max_requests: int) -> None:
         """
         Args:
             load: makes the core; called in the engine's thread by `start`.
-            name: the served model's name.
             max_requests: requests the engine holds at once, running and waiting.
         """
         self._load = load
-        self._name = name
         self._max_requests = max_requests
         self._created = int(time.time())
         self._core: EngineCore | None = None
@@ -134,7 +132,8 @@ class AsyncEngine:
 
     @property
     def card(self) -> ModelCard:
-        return ModelCard(self._name, self._created, self.limits.max_context)
+        core = self._ready_core()
+        return ModelCard(core.model_name, self._created, core.limits.max_context)
 
     @property
     def limits(self) -> ModelLimits:

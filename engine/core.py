@@ -45,6 +45,7 @@ class EngineCore:
     def __init__(
         self,
         *,
+        model_name: str,
         target: ModelRunner,
         tokenizer: TextTokenizer,
         scheduler: Scheduler,
@@ -59,6 +60,7 @@ class EngineCore:
             draft_length: target tokens drafted a step at most.
             clock: monotonic seconds.
         """
+        self.model_name = model_name
         self.target = target
         self.tokenizer = tokenizer
         self.scheduler = scheduler

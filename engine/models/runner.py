@@ -32,16 +32,29 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class KvBudget:
-    """How much memory the KV blocks may take, and how many tokens are of use at most."""
+    """How much memory the KV blocks of one model may take."""
 
     block_size: int
     memory_bytes: int
-    max_tokens: int
+    """On a CPU."""
+    max_requests: int
+    """More blocks than these can fill are of no use."""
+    max_context: int | None = None
+    """Tokens of one request at most; None: as many as the model was made for."""
+    gpu_share: float = 0.0
+    """Share of the GPU memory that is free once the weights are loaded."""
 
-    def num_blocks(self, bytes_per_token: int) -> int:
-        """At least 1, at most what `max_tokens` need."""
-        affordable = self.memory_bytes // (bytes_per_token * self.block_size)
-        return max(1, min(affordable, -(-self.max_tokens // self.block_size)))
+    def num_blocks(self, bytes_per_token: int, model_context: int, memory_bytes: int) -> int:
+        """Blocks to allocate, at least 1.
+
+        Args:
+            bytes_per_token: K and V of one token in all layers.
+            model_context: positions the model was made for.
+            memory_bytes: what may be used, in the end.
+        """
+        context = min(model_context, self.max_context or model_context)
+        useful = self.max_requests * -(-context // self.block_size)
+        return max(1, min(memory_bytes // (bytes_per_token * self.block_size), useful))
 
 
 class ModelRunner(Protocol):

@@ -39,7 +39,9 @@ class TorchRunner:
         dtype = model.dtype
         bytes_per_token = 2 * self._num_layers * kv_heads * head_size * dtype.itemsize
         self._block_size = budget.block_size
-        self._num_blocks = budget.num_blocks(bytes_per_token)
+        self._num_blocks = budget.num_blocks(
+            bytes_per_token, int(config.max_position_embeddings), self._kv_memory(budget)
+        )
         num_slots = self._num_blocks * self._block_size
         self._cache = KvCache.allocate(
             (self._num_layers, num_slots, kv_heads, head_size), dtype, self._device
@@ -103,6 +105,12 @@ class TorchRunner:
 
     def _tensor(self, array: Any) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device, torch.int64)
+
+    def _kv_memory(self, budget: KvBudget) -> int:
+        if self._device.type != "cuda":
+            return budget.memory_bytes
+        free, _ = torch.cuda.mem_get_info(self._device)
+        return int(free * budget.gpu_share)
 
     def _try_out(self) -> None:
         """One forward pass at start: refuse a model whose layers bypass the paged attention."""

@@ -26,7 +26,9 @@ class TextTokenizer:
     Attributes:
         pieces: bytes by token id.
         special_ids: control tokens, which stand for no text.
-        eos_ids: tokens that end an answer.
+        end_of_text_id: the tokenizer's own end token, if any.
+        end_of_turn_id: what the chat template puts behind an answer, if anything.
+        eos_ids: all tokens that end an output.
     """
 
     def __init__(self, tokenizer: Any, *, eos_ids: Iterable[int] = ()) -> None:
@@ -49,8 +51,10 @@ class TextTokenizer:
         self._adds_leading_space = self._detect_leading_space()
         contents = sorted((str(added[i].content) for i in self.special_ids), key=len, reverse=True)
         self._control_text = re.compile("|".join(map(re.escape, contents))) if contents else None
-        own_eos = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
-        self.eos_ids = frozenset(eos_ids) | frozenset(own_eos) | self._end_of_turn_ids()
+        self.end_of_text_id: int | None = tokenizer.eos_token_id
+        self.end_of_turn_id = self._find_end_of_turn()
+        own = {i for i in (self.end_of_text_id, self.end_of_turn_id) if i is not None}
+        self.eos_ids = frozenset(eos_ids) | own
 
     @classmethod
     def load(cls, folder: Path) -> TextTokenizer:
@@ -85,7 +89,7 @@ class TextTokenizer:
             ids = self.encode_plain(text[1:])
         else:
             ids = self.encode_plain("\n" + text)
-            skip = self._index_at_byte(ids, len(" \n"))
+            skip = self.index_at_byte(ids, len(" \n"))
             if skip < 0:
                 return None
         ids = ids[skip:]
@@ -129,6 +133,15 @@ class TextTokenizer:
         """The text of a token sequence without control tokens; broken characters as U+FFFD."""
         return self.bytes_of(i for i in ids if i not in self.special_ids).decode(errors="replace")
 
+    def index_at_byte(self, ids: Sequence[int], offset: int) -> int:
+        """Index of the token that starts at a byte offset, or -1."""
+        position = 0
+        for index, token_id in enumerate(ids):
+            if position >= offset:
+                return index if position == offset else -1
+            position += len(self.pieces[token_id])
+        return len(ids) if position == offset else -1
+
     @staticmethod
     def _ids(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
         ids: list[int] = tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
@@ -155,15 +168,6 @@ class TextTokenizer:
             content = self._control_text.sub(keep, _SHIELDED.sub("", content))
         return {**message, "content": content}
 
-    def _index_at_byte(self, ids: Sequence[int], offset: int) -> int:
-        """Index of the token that starts at a byte offset, or -1."""
-        position = 0
-        for index, token_id in enumerate(ids):
-            if position >= offset:
-                return index if position == offset else -1
-            position += len(self.pieces[token_id])
-        return len(ids) if position == offset else -1
-
     def _detect_leading_space(self) -> bool:
         encoded = self.bytes_of(self.encode_plain(_PROBE))
         if encoded == _PROBE.encode():
@@ -172,17 +176,17 @@ class TextTokenizer:
             return True
         raise UnsupportedTokenizerError("the tokenizer does not keep a text's bytes")
 
-    def _end_of_turn_ids(self) -> frozenset[int]:
-        """The control token that the chat template puts after an answer, if it does."""
+    def _find_end_of_turn(self) -> int | None:
+        """The control token that the chat template puts behind an answer, if it does."""
         if not self.has_chat_template:
-            return frozenset()
+            return None
         turns = [{"role": "user", "content": "ping"}, {"role": "assistant", "content": "pong"}]
         try:
             rendered = self._render(turns, add_generation_prompt=False)
         except TemplateError:
-            return frozenset()
-        after_answer = self.encode(rendered.rpartition("pong")[2], add_special_tokens=False)
-        return frozenset(after_answer[:1]) & self.special_ids
+            return None
+        behind = self.encode(rendered.rpartition("pong")[2], add_special_tokens=False)
+        return behind[0] if behind and behind[0] in self.special_ids else None
 
 
 def _generation_eos_ids(path: Path) -> tuple[int, ...]:

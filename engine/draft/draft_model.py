@@ -1,0 +1,191 @@
+"""DraftModel: a small model that continues many token lists at once, over its own KV blocks."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from engine.blocks import BlockPool, extend_block_hashes
+from engine.models.runner import ModelRunner
+from engine.plan import Slice, StepPlan
+
+
+@dataclass(slots=True)
+class DraftTokens:
+    """The draft model's view of one request: its tokens, of which the first have K and V."""
+
+    token_ids: list[int]
+    num_prompt: int
+    """Leading tokens that never change; their full blocks go into the prefix cache."""
+    block_hashes: list[bytes]
+    num_computed: int = 0
+    block_ids: list[int] = field(default_factory=list)
+    num_published: int = 0
+    last_used: int = 0
+
+    @property
+    def num_missing(self) -> int:
+        return len(self.token_ids) - self.num_computed
+
+    def rewrite(self, start: int, new_ids: Sequence[int]) -> None:
+        """Replace everything from `start` on, keeping the K and V of what stays the same."""
+        old = self.token_ids[start:]
+        same = 0
+        for before, after in zip(old, new_ids, strict=False):
+            if before != after:
+                break
+            same += 1
+        del self.token_ids[start + same :]
+        self.token_ids.extend(new_ids[same:])
+        self.num_computed = min(self.num_computed, start + same)
+
+
+class DraftModel:
+    """Runs the draft model's forward passes for all requests together.
+
+    When its blocks run out, whoever was used least recently loses its K and V and recomputes them
+    when it comes back; when that is not enough a request gets no draft.
+    """
+
+    def __init__(self, runner: ModelRunner, *, max_context: int, max_step_tokens: int) -> None:
+        self._runner = runner
+        self._pool = BlockPool(runner.num_blocks, runner.block_size)
+        self._max_context = min(max_context, runner.num_blocks * runner.block_size)
+        self._max_step_tokens = max_step_tokens
+        self._holders: list[DraftTokens] = []
+        self._uses = itertools.count(1)
+
+    @property
+    def pool(self) -> BlockPool:
+        return self._pool
+
+    def start(self, token_ids: Iterable[int]) -> DraftTokens:
+        """Take up a request, reusing the blocks of an equal prefix."""
+        prompt = list(token_ids)
+        hashes: list[bytes] = []
+        extend_block_hashes(hashes, prompt, self._pool.block_size, len(prompt))
+        tokens = DraftTokens(prompt, len(prompt), hashes)
+        # The last token is always computed: its logits are needed.
+        num_reusable = max(0, len(prompt) - 1) // self._pool.block_size
+        tokens.block_ids = self._pool.match_prefix(hashes[:num_reusable])
+        tokens.num_published = len(tokens.block_ids)
+        tokens.num_computed = len(tokens.block_ids) * self._pool.block_size
+        self._holders.append(tokens)
+        return tokens
+
+    def drop(self, tokens: DraftTokens) -> None:
+        """Free a request's blocks for good."""
+        self._release(tokens)
+        self._holders = [holder for holder in self._holders if holder is not tokens]
+
+    def fits(self, tokens: DraftTokens, num_more: int) -> bool:
+        """Whether `num_more` tokens still fit the draft model's context."""
+        return len(tokens.token_ids) + num_more <= self._max_context
+
+    def exceeds_step(self, tokens: DraftTokens) -> bool:
+        """Whether more is missing than one forward pass computes; see `catch_up`."""
+        return tokens.num_missing > self._max_step_tokens
+
+    def catch_up(self, requests: Sequence[DraftTokens]) -> None:
+        """Compute missing tokens of long prompts, one forward pass at most, all but the last."""
+        chunks: list[tuple[DraftTokens, Slice]] = []
+        budget = self._max_step_tokens
+        for tokens in requests:
+            count = min(tokens.num_missing - 1, budget)
+            if count > 0 and self._reserve(tokens, tokens.num_computed + count, requests):
+                budget -= count
+                chunks.append((tokens, self._slice(tokens, count, wants_logits=False)))
+        if chunks:
+            self._runner.execute(StepPlan(tuple(piece for _, piece in chunks)))
+            for tokens, piece in chunks:
+                self._advance(tokens, piece.end)
+
+    def continue_greedily(
+        self, requests: Sequence[DraftTokens], lengths: Sequence[int], stop_ids: frozenset[int]
+    ) -> list[list[int]]:
+        """Append each request's likeliest continuation to its tokens.
+
+        Args:
+            requests: a request that misses more than a step's budget gets nothing this time.
+            lengths: tokens wanted at most.
+            stop_ids: a continuation ends with one of these.
+
+        Returns:
+            The appended tokens; empty where blocks or budget did not suffice.
+        """
+        drafted: list[list[int]] = [[] for _ in requests]
+        active = self._startable(requests, lengths)
+        while active:
+            slices = [
+                self._slice(requests[i], requests[i].num_missing, wants_logits=True) for i in active
+            ]
+            logits = self._runner.execute(StepPlan(tuple(slices)))
+            for i, token_id in zip(active, _argmax(logits), strict=True):
+                tokens = requests[i]
+                self._advance(tokens, len(tokens.token_ids))
+                tokens.token_ids.append(token_id)
+                drafted[i].append(token_id)
+            active = [
+                i for i in active if len(drafted[i]) < lengths[i] and drafted[i][-1] not in stop_ids
+            ]
+        return drafted
+
+    def _startable(self, requests: Sequence[DraftTokens], lengths: Sequence[int]) -> list[int]:
+        budget = self._max_step_tokens
+        startable = []
+        for index, (tokens, length) in enumerate(zip(requests, lengths, strict=True)):
+            count = tokens.num_missing
+            end = len(tokens.token_ids) + length
+            if 0 < count <= budget and length > 0 and self._reserve(tokens, end, requests):
+                budget -= count
+                startable.append(index)
+        return startable
+
+    def _slice(self, tokens: DraftTokens, count: int, *, wants_logits: bool) -> Slice:
+        start = tokens.num_computed
+        blocks = self._pool.blocks_for(start + count)
+        return Slice(
+            request_id="",
+            start=start,
+            token_ids=np.asarray(tokens.token_ids[start : start + count], np.int32),
+            block_ids=tuple(tokens.block_ids[:blocks]),
+            first_logit=count - 1 if wants_logits else count,
+        )
+
+    def _advance(self, tokens: DraftTokens, num_computed: int) -> None:
+        tokens.num_computed = num_computed
+        num_full = min(num_computed, tokens.num_prompt) // self._pool.block_size
+        for index in range(tokens.num_published, num_full):
+            self._pool.publish(tokens.block_ids[index], tokens.block_hashes[index])
+        tokens.num_published = max(tokens.num_published, num_full)
+
+    def _reserve(self, tokens: DraftTokens, num_tokens: int, in_use: Sequence[DraftTokens]) -> bool:
+        tokens.last_used = next(self._uses)
+        missing = self._pool.blocks_for(num_tokens) - len(tokens.block_ids)
+        while missing > self._pool.num_free:
+            idle = [
+                holder
+                for holder in self._holders
+                if holder.block_ids and not any(holder is user for user in in_use)
+            ]
+            if not idle:
+                return False
+            self._release(min(idle, key=lambda holder: holder.last_used))
+        if missing > 0:
+            tokens.block_ids.extend(self._pool.allocate(missing) or ())
+        return True
+
+    def _release(self, tokens: DraftTokens) -> None:
+        self._pool.release(tokens.block_ids)
+        tokens.block_ids = []
+        tokens.num_computed = 0
+        tokens.num_published = 0
+
+
+def _argmax(logits: torch.Tensor) -> list[int]:
+    ids: list[int] = logits.argmax(dim=1).tolist()
+    return ids

@@ -1,0 +1,146 @@
+"""universal: a draft model with any tokenizer, matched to the target on text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.draft.draft_model import DraftModel, DraftTokens
+from engine.draft.drafter import DraftRequest
+from engine.draft.text_sync import continuation_of, encode_behind, split_whole_characters
+from engine.request import ChatPrompt, RequestError, TextPrompt
+from engine.sequence import TokenSequence
+from engine.text.tokenizer import TextTokenizer
+
+
+@dataclass(slots=True)
+class _Follower:
+    """How far the draft model has followed one request's text."""
+
+    tokens: DraftTokens
+    num_committed: int
+    """Draft tokens that stand for the prompt and committed output; drafted ones come behind."""
+    num_followed: int = 0
+    """Target output tokens taken over so far."""
+    pending: bytes = b""
+    """First bytes of a character that the committed output has not finished."""
+    lost: bool = False
+    """The text can't be followed any more; the request gets no drafts."""
+
+
+class UniversalDrafter:
+    """Drafts with a small model of any tokenizer, batched over requests.
+
+    In chat the draft model sees the same messages under its own template, so that the target's
+    markup never reaches it as text, and its end of turn stands for the target's.
+    """
+
+    name = "universal"
+
+    def __init__(
+        self, model: DraftModel, tokenizer: TextTokenizer, target_tokenizer: TextTokenizer
+    ) -> None:
+        self._model = model
+        self._tokenizer = tokenizer
+        self._target_tokenizer = target_tokenizer
+        self._followers: dict[str, _Follower] = {}
+
+    def prepare(self, sequences: Sequence[TokenSequence]) -> None:
+        followers = [self._follower(sequence) for sequence in sequences]
+        self._model.catch_up([f.tokens for f in followers if not f.lost])
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[tuple[int, ...]]:
+        followers = [self._follower(request.sequence) for request in requests]
+        for follower, request in zip(followers, requests, strict=True):
+            self._follow(follower, request.sequence)
+        self._model.catch_up([f.tokens for f in followers if self._is_far_behind(f)])
+        lengths = [
+            r.max_tokens if self._can_draft(f, r.max_tokens) else 0
+            for f, r in zip(followers, requests, strict=True)
+        ]
+        drafted = self._model.continue_greedily(
+            [f.tokens for f in followers], lengths, self._tokenizer.eos_ids
+        )
+        return [
+            self._translate(follower, request, draft_ids)
+            for follower, request, draft_ids in zip(followers, requests, drafted, strict=True)
+        ]
+
+    def forget(self, request_id: str) -> None:
+        follower = self._followers.pop(request_id, None)
+        if follower is not None:
+            self._model.drop(follower.tokens)
+
+    def _is_far_behind(self, follower: _Follower) -> bool:
+        return not follower.lost and self._model.exceeds_step(follower.tokens)
+
+    def _can_draft(self, follower: _Follower, num_tokens: int) -> bool:
+        return not follower.lost and self._model.fits(follower.tokens, num_tokens)
+
+    def _follower(self, sequence: TokenSequence) -> _Follower:
+        follower = self._followers.get(sequence.request_id)
+        if follower is None:
+            prompt_ids = self._prompt_ids(sequence.request.source)
+            follower = _Follower(self._model.start(prompt_ids), len(prompt_ids))
+            follower.lost = not prompt_ids
+            self._followers[sequence.request_id] = follower
+        return follower
+
+    def _prompt_ids(self, source: ChatPrompt | TextPrompt) -> list[int]:
+        if isinstance(source, TextPrompt):
+            return self._tokenizer.encode(source.text)
+        if self._tokenizer.has_chat_template:
+            try:
+                return self._tokenizer.encode_chat(source.messages)
+            except RequestError:
+                pass  # a template that wants other roles: the plain conversation below serves
+        turns = [f"{message['role']}: {message['content']}\n\n" for message in source.messages]
+        return self._tokenizer.encode("".join([*turns, "assistant: "]))
+
+    def _follow(self, follower: _Follower, sequence: TokenSequence) -> None:
+        """Take over newly committed output; drafted tokens that turned out right keep their KV."""
+        new = sequence.token_ids[sequence.num_prompt + follower.num_followed :]
+        follower.num_followed += len(new)
+        target = self._target_tokenizer
+        if follower.lost:
+            return
+        if any(i in target.special_ids or i >= len(target.pieces) for i in new):
+            follower.lost = True
+            return
+        data = follower.pending + target.bytes_of(new)
+        whole, follower.pending = split_whole_characters(data)
+        if not whole:
+            follower.tokens.rewrite(follower.num_committed, ())
+            return
+        committed = follower.tokens.token_ids[: follower.num_committed]
+        encoded = encode_behind(committed, whole, self._tokenizer, follower.tokens.num_prompt)
+        if encoded is None:
+            follower.lost = True
+            return
+        start, ids = encoded
+        follower.tokens.rewrite(start, ids)
+        follower.num_committed = start + len(ids)
+
+    def _translate(
+        self, follower: _Follower, request: DraftRequest, draft_ids: list[int]
+    ) -> tuple[int, ...]:
+        """Target tokens for what the draft model wrote; empty where the two don't meet."""
+        ends = bool(draft_ids) and draft_ids[-1] in self._tokenizer.eos_ids
+        text_ids = draft_ids[:-1] if ends else draft_ids
+        if any(i in self._tokenizer.special_ids for i in text_ids):
+            return ()
+        data = self._tokenizer.bytes_of(text_ids)
+        if not data.startswith(follower.pending):
+            return ()
+        data = data[len(follower.pending) :]
+        ids = continuation_of(request.sequence.token_ids, data, self._target_tokenizer)
+        end_id = self._end_id(request.sequence.request.source)
+        if ends and end_id is not None and self._target_tokenizer.bytes_of(ids) == data:
+            ids.append(end_id)
+        return tuple(ids[: request.max_tokens])
+
+    def _end_id(self, source: ChatPrompt | TextPrompt) -> int | None:
+        target = self._target_tokenizer
+        if isinstance(source, ChatPrompt) and target.end_of_turn_id is not None:
+            return target.end_of_turn_id
+        return target.end_of_text_id

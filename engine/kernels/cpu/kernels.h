@@ -1,0 +1,115 @@
+// What an instruction-set variant provides, as plain function pointers.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "formats.h"
+
+namespace slipstream {
+
+constexpr int kRowBlock = 16;
+constexpr int kSumKinds = 3;
+
+// Rows quantized to signed 8 bits with a scale per group of 32 columns.
+//
+// Rows come in blocks of 16 (the last may have fewer: n). Inside a block everything is group-major:
+// q[g][r][32], scale[g][r], scaled_sum[g][r] = scale * sum(q), and negated sums of q over
+// the whole group and its halves, negated_sums[g][3][r], which undo the offset of unsigned weights.
+struct QuantizedRows {
+  int rows = 0;
+  int groups = 0;
+  int8_t* q = nullptr;
+  float* scale = nullptr;
+  float* scaled_sum = nullptr;
+  int32_t* negated_sums = nullptr;
+
+  int block_rows(int block) const {
+    const int left = rows - block * kRowBlock;
+    return left < kRowBlock ? left : kRowBlock;
+  }
+  int blocks() const { return (rows + kRowBlock - 1) / kRowBlock; }
+  int64_t block_offset(int block) const { return int64_t{block} * kRowBlock * groups; }
+};
+
+struct LinearInput {
+  QuantizedRows quantized;      // for quantized formats
+  const float* x = nullptr;     // for unquantized formats: rows of floats, `stride` apart
+  int64_t stride = 0;
+  int rows = 0;
+};
+
+struct LinearOutput {
+  float* out = nullptr;  // row r, column n at out[r * stride + n]
+  int64_t stride = 0;
+  const float* bias = nullptr;
+  bool accumulate = false;
+};
+
+enum class KvType : uint8_t { F32 = 0, BF16 = 1 };
+
+// One layer's KV blocks: keys[block][head][dim][padded token], values[block][head][token][padded dim].
+struct KvLayer {
+  void* keys = nullptr;
+  void* values = nullptr;
+  KvType type = KvType::F32;
+  int heads = 0;
+  int head_dim = 0;
+  int block_size = 0;
+  int padded_block = 0;  // block_size rounded up to 16
+
+  int value_stride() const { return static_cast<int>(round_up(head_dim, 16)); }
+  int64_t key_offset(int64_t block, int head) const {
+    return (block * heads + head) * head_dim * padded_block;
+  }
+  int64_t value_offset(int64_t block, int head) const {
+    return (block * heads + head) * block_size * value_stride();
+  }
+};
+
+constexpr int kMaxQueries = 8;
+
+// Up to eight queries (rows x heads of one KV head's group) of one slice.
+struct AttentionTask {
+  const KvLayer* kv = nullptr;
+  const int32_t* block_table = nullptr;
+  int kv_head = 0;
+  int queries = 0;
+  const float* q[kMaxQueries] = {};      // [head_dim]
+  float* out[kMaxQueries] = {};          // [head_dim]
+  int position[kMaxQueries] = {};        // attends to positions first .. position
+  int window = 0;                        // 0: all, else the last `window` positions
+  float scale = 1.0f;
+  float* scores = nullptr;               // scratch, kMaxQueries * padded context floats
+};
+
+enum class Activation : uint8_t { Silu = 0, GeluTanh = 1 };
+
+struct Kernels {
+  const char* name;
+  void (*linear_tiles)(const Matrix&, const LinearInput&, int begin, int end, const LinearOutput&);
+  // Quantizes columns [32 begin, 32 end) of one row; columns past `cols` count as 0.
+  void (*quantize_groups)(const float* x, int cols, int row, int begin, int end, QuantizedRows&);
+  void (*rms_norm)(const float* x, const float* weight, int n, float eps, float* out);
+  void (*rope)(float* x, const float* cos, const float* sin, int head_dim);
+  void (*write_kv)(const KvLayer&, int64_t slot, int head, const float* key, const float* value);
+  void (*attention)(const AttentionTask&);
+  void (*gated)(const float* gate, const float* up, int n, Activation, float* out);
+  void (*add)(const float* x, int n, float* into);
+  // Sums 64-byte vectors, so that a benchmark can measure the read bandwidth.
+  uint64_t (*read)(const uint8_t* data, size_t bytes);
+};
+
+const Kernels* scalar_kernels();
+const Kernels* avx2_kernels();    // these return null where not built in
+const Kernels* avx512_kernels();
+const Kernels* amx_kernels();
+const Kernels* neon_kernels();
+
+// Variants this machine can run, fastest first; "scalar" is always the last.
+std::vector<const Kernels*> runnable_kernels();
+// The named variant, or the fastest when `name` is empty. Throws std::invalid_argument.
+const Kernels& select_kernels(const std::string& name);
+
+}  // namespace slipstream

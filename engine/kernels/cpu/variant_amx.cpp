@@ -1,0 +1,223 @@
+// AVX512-VNNI plus AMX: many rows of a quantized matrix go through 16 x 16 integer tiles. The
+// float fold is operation for operation that of fold_group, so a row's bits are the same here.
+#include "simd_avx512.h"
+
+#include "table_impl.h"
+
+namespace slipstream {
+namespace {
+
+constexpr int kAmxMinRows = 4;      // below, vpdpbusd costs less than filling tiles
+constexpr int kChunkGroups = 8;     // groups unpacked at a time, whole blocks of every format
+constexpr int kChunkRowBlocks = 8;  // row blocks that share an unpacked chunk
+
+constexpr int kC0 = 0, kC1 = 1, kC2 = 2, kC3 = 3, kA0 = 4, kA1 = 5, kB0 = 6, kB1 = 7;
+
+template <Format F>
+constexpr bool kHalves = F == Format::Q6Super;  // two dot products of 16 columns a group
+
+struct alignas(64) TileConfig {
+  uint8_t palette = 1;
+  uint8_t start_row = 0;
+  uint8_t reserved[14] = {};
+  uint16_t row_bytes[16] = {};
+  uint8_t rows[16] = {};
+
+  TileConfig(int m, int k) {
+    for (int t = kC0; t <= kC3; ++t) set(t, m, kVectorBytes);
+    for (int t = kA0; t <= kA1; ++t) set(t, m, k);
+    for (int t = kB0; t <= kB1; ++t) set(t, k / 4, kVectorBytes);
+  }
+  void set(int tile, int tile_rows, int bytes) {
+    rows[tile] = static_cast<uint8_t>(tile_rows);
+    row_bytes[tile] = static_cast<uint16_t>(bytes);
+  }
+};
+
+struct Chunk {
+  alignas(64) int8_t unpacked[kChunkGroups][kGroup * kTileRows];
+  alignas(64) float first[kChunkGroups][kTileRows];
+  alignas(64) float second[kChunkGroups][kTileRows];
+  const int8_t* weights[kChunkGroups];
+};
+
+template <Format F>
+void unpack_chunk(const uint8_t* data, int groups, Chunk& chunk) {
+  using L = Layout<F>;
+  constexpr int kPrefetch = 4096;
+  for (int g = 0; g < groups;) {
+    const BlockScales<F> super(data);
+    const uint8_t* group = data + L::kHeader;
+    for (int b = 0; b < L::kHeader; b += kVectorBytes) Simd::prefetch(data + b + kPrefetch);
+    for (int i = 0; i < L::kGroups; ++i, ++g, group += L::kBytes) {
+      for (int b = 0; b < L::kBytes; b += kVectorBytes) Simd::prefetch(group + b + kPrefetch);
+      const GroupScales s = group_scales<F>(data, i, super);
+      Simd::store(chunk.first[g], s.first);
+      if constexpr (kAffine<F> || kHalves<F>) Simd::store(chunk.second[g], s.second);
+      if constexpr (F == Format::Q8Symmetric || F == Format::Q8Affine) {
+        chunk.weights[g] = reinterpret_cast<const int8_t*>(group);
+      } else {
+        Simd::Q w[kQuads];
+        unpack_group<F>(group, w);
+        for (int j = 0; j < kQuads; ++j) {
+          if constexpr (kOffset<F> != 0) w[j] = _mm512_sub_epi8(w[j], _mm512_set1_epi8(kOffset<F>));
+          _mm512_store_si512(chunk.unpacked[g] + j * kVectorBytes, w[j]);
+        }
+        chunk.weights[g] = chunk.unpacked[g];
+      }
+    }
+    data = group;
+  }
+}
+
+// Starts the products of one group; odd and even groups use different tiles.
+template <Format F, int kOdd>
+void multiply(const int8_t* weights, const int8_t* q, int32_t* product) {
+  if constexpr (kHalves<F>) {
+    constexpr int kLow = kOdd ? kC2 : kC0, kHigh = kOdd ? kC3 : kC1;
+    _tile_loadd(kA0, q, kGroup);
+    _tile_loadd(kB0, weights, kVectorBytes);
+    _tile_loadd(kA1, q + kGroup / 2, kGroup);
+    _tile_loadd(kB1, weights + 4 * kVectorBytes, kVectorBytes);
+    _tile_zero(kLow);
+    _tile_zero(kHigh);
+    _tile_dpbssd(kLow, kA0, kB0);
+    _tile_dpbssd(kHigh, kA1, kB1);
+    _tile_stored(kLow, product, kVectorBytes);
+    _tile_stored(kHigh, product + kTileRows * kRowBlock, kVectorBytes);
+  } else {
+    constexpr int kC = kOdd ? kC1 : kC0, kA = kOdd ? kA1 : kA0, kB = kOdd ? kB1 : kB0;
+    _tile_loadd(kA, q, kGroup);
+    _tile_loadd(kB, weights, kVectorBytes);
+    _tile_zero(kC);
+    _tile_dpbssd(kC, kA, kB);
+    _tile_stored(kC, product, kVectorBytes);
+  }
+}
+
+template <Format F>
+__m512 fold_product(__m512 total, const int32_t* product, __m512 first, __m512 second, float scale,
+                    float scaled_sum) {
+  const __m512 dot = _mm512_cvtepi32_ps(_mm512_load_si512(product));
+  if constexpr (kHalves<F>) {
+    const __m512 high =
+        _mm512_cvtepi32_ps(_mm512_load_si512(product + kTileRows * kRowBlock));
+    const __m512 scaled = Simd::fma(high, second, Simd::mul(dot, first));
+    return Simd::fma(scaled, Simd::set1(scale), total);
+  } else {
+    total = Simd::fma(Simd::mul(dot, first), Simd::set1(scale), total);
+    if constexpr (kAffine<F>) total = Simd::fma(second, Simd::set1(scaled_sum), total);
+    return total;
+  }
+}
+
+// kRows rows (a whole row block) against a chunk of groups; totals[row][16].
+template <Format F, int kRows>
+void chunk_rows(const Chunk& chunk, int groups, const QuantizedRows& x, int block, int first_group,
+                float* totals) {
+  constexpr int kProduct = kTileRows * kRowBlock * (kHalves<F> ? 2 : 1);
+  alignas(64) int32_t products[2][kProduct];
+  const int64_t base = x.block_offset(block) + int64_t{first_group} * kRows;
+  const int8_t* q = x.q + base * kGroup;
+  const float* scale = x.scale + base;
+  const float* scaled_sum = x.scaled_sum + base;
+  __m512 total[kRows];
+  for (int r = 0; r < kRows; ++r) total[r] = _mm512_load_ps(totals + r * kTileRows);
+  multiply<F, 0>(chunk.weights[0], q, products[0]);
+  for (int g = 0; g < groups; ++g) {
+    if (g + 1 < groups) {
+      const int8_t* next = q + (g + 1) * kRows * kGroup;
+      if (g % 2 == 0) {
+        multiply<F, 1>(chunk.weights[g + 1], next, products[1]);
+      } else {
+        multiply<F, 0>(chunk.weights[g + 1], next, products[0]);
+      }
+    }
+    const __m512 first = _mm512_load_ps(chunk.first[g]);
+    const __m512 second =
+        kAffine<F> || kHalves<F> ? _mm512_load_ps(chunk.second[g]) : _mm512_setzero_ps();
+    const int32_t* product = products[g % 2];
+    for (int r = 0; r < kRows; ++r) {
+      total[r] = fold_product<F>(total[r], product + r * kTileRows, first, second,
+                                 scale[g * kRows + r], scaled_sum[g * kRows + r]);
+    }
+  }
+  for (int r = 0; r < kRows; ++r) _mm512_store_ps(totals + r * kTileRows, total[r]);
+}
+
+template <Format F, int kRows>
+void exact_chunk_rows(int rows, const Chunk& chunk, int groups, const QuantizedRows& x, int block,
+                      int first_group, float* totals) {
+  if constexpr (kRows > 0) {
+    if (rows == kRows) return chunk_rows<F, kRows>(chunk, groups, x, block, first_group, totals);
+    exact_chunk_rows<F, kRows - 1>(rows, chunk, groups, x, block, first_group, totals);
+  }
+}
+
+template <Format F>
+void amx_tiles(const Matrix& m, const LinearInput& in, int begin, int end, const LinearOutput& to) {
+  const QuantizedRows& x = in.quantized;
+  const int groups = m.groups();
+  const size_t chunk_bytes =
+      kChunkGroups / Layout<F>::kGroups *
+      static_cast<size_t>(Layout<F>::kHeader + Layout<F>::kGroups * Layout<F>::kBytes);
+  Chunk chunk;
+  alignas(64) float totals[kChunkRowBlocks][kRowBlock * kTileRows];
+  int configured = 0;
+  for (int tile = begin; tile < end; ++tile) {
+    for (int first = 0; first < x.blocks(); first += kChunkRowBlocks) {
+      const int last = first + kChunkRowBlocks < x.blocks() ? first + kChunkRowBlocks : x.blocks();
+      __builtin_memset(totals, 0, sizeof(totals[0]) * static_cast<size_t>(last - first));
+      const uint8_t* data = m.data + tile * m.tile_bytes();
+      for (int g = 0; g < groups; g += kChunkGroups, data += chunk_bytes) {
+        const int count = groups - g < kChunkGroups ? groups - g : kChunkGroups;
+        unpack_chunk<F>(data, count, chunk);
+        for (int block = first; block < last; ++block) {
+          const int rows = x.block_rows(block);
+          if (rows != configured) {
+            const TileConfig config(rows, kHalves<F> ? kGroup / 2 : kGroup);
+            _tile_loadconfig(&config);
+            configured = rows;
+          }
+          exact_chunk_rows<F, kRowBlock>(rows, chunk, count, x, block, g, totals[block - first]);
+        }
+      }
+      for (int block = first; block < last; ++block) {
+        for (int r = 0; r < x.block_rows(block); ++r) {
+          finish_row(_mm512_load_ps(totals[block - first] + r * kTileRows), block * kRowBlock + r,
+                     tile, m.rows, to);
+        }
+      }
+    }
+  }
+  _tile_release();
+}
+
+void amx_linear_tiles(const Matrix& m, const LinearInput& in, int begin, int end,
+                      const LinearOutput& to) {
+  if (in.rows < kAmxMinRows) return linear_tiles(m, in, begin, end, to);
+  switch (m.format) {
+    case Format::Q4Affine: return amx_tiles<Format::Q4Affine>(m, in, begin, end, to);
+    case Format::Q4Symmetric: return amx_tiles<Format::Q4Symmetric>(m, in, begin, end, to);
+    case Format::Q4Super: return amx_tiles<Format::Q4Super>(m, in, begin, end, to);
+    case Format::Q6Super: return amx_tiles<Format::Q6Super>(m, in, begin, end, to);
+    case Format::Q8Symmetric: return amx_tiles<Format::Q8Symmetric>(m, in, begin, end, to);
+    case Format::Q8Affine: return amx_tiles<Format::Q8Affine>(m, in, begin, end, to);
+    default: return linear_tiles(m, in, begin, end, to);
+  }
+}
+
+constexpr Kernels make_amx_table() {
+  Kernels table = make_table("amx");
+  table.linear_tiles = amx_linear_tiles;
+  return table;
+}
+
+}  // namespace
+
+const Kernels* amx_kernels() {
+  static constexpr Kernels kTable = make_amx_table();
+  return &kTable;
+}
+
+}  // namespace slipstream

@@ -1,0 +1,63 @@
+"""Chooses and loads the runner for a model."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import torch
+
+from engine.config import Config, ConfigError
+from engine.models.gguf import torch_folder
+from engine.models.runner import KvBudget, ModelRunner
+from engine.models.source import ModelFiles
+from engine.models.torch_runner import TorchRunner
+
+logger = logging.getLogger(__name__)
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where and how precisely models run."""
+
+    device: torch.device
+    dtype: torch.dtype
+
+    @classmethod
+    def resolve(cls, config: Config) -> Placement:
+        """Settle `auto` and check that the device is there."""
+        has_cuda = torch.cuda.is_available()
+        if config.device == "cuda" and not has_cuda:
+            raise ConfigError("device: cuda was asked for, but no CUDA device is available")
+        on_cuda = has_cuda and config.device != "cpu"
+        if config.dtype == "auto":
+            dtype = torch.bfloat16 if on_cuda else torch.float32
+        else:
+            dtype = _DTYPES[config.dtype]
+        return cls(torch.device("cuda" if on_cuda else "cpu"), dtype)
+
+
+def load_runner(
+    files: ModelFiles, config: Config, placement: Placement, *, memory_mib: int, gpu_share: float
+) -> ModelRunner:
+    """Load a model with its KV cache.
+
+    Args:
+        memory_mib: for KV blocks, on a CPU.
+        gpu_share: of the free GPU memory for KV blocks, after the weights are loaded.
+
+    Raises:
+        UnsupportedModelError: no runner can serve the architecture; names it.
+    """
+    budget = KvBudget(
+        block_size=config.kv.block_size,
+        memory_bytes=memory_mib << 20,
+        gpu_share=gpu_share,
+        max_requests=config.scheduler.max_running,
+        max_context=config.max_context,
+    )
+    return TorchRunner.load(
+        torch_folder(files), device=placement.device, dtype=placement.dtype, budget=budget
+    )
