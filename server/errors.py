@@ -1,0 +1,118 @@
+"""OpenAI-shaped errors: every failure a client sees is made here."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from engine.request import EngineDeadError, QueueFullError, RequestError
+from server.schemas.common import ErrorBody, ErrorDetail
+
+logger = logging.getLogger(__name__)
+
+INTERNAL_ERROR = "The server had an error while processing your request."
+ENGINE_UNAVAILABLE = "The engine is loading or has failed; GET /health tells which."
+RETRY_AFTER_SECONDS = 1
+
+
+class ApiError(Exception):
+    """A failure with its HTTP status and OpenAI error fields."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.headers = headers
+
+    @property
+    def body(self) -> ErrorBody:
+        detail = ErrorDetail(
+            message=self.message, type=_error_type(self.status), param=self.param, code=self.code
+        )
+        return ErrorBody(error=detail)
+
+    def to_response(self) -> Response:
+        return Response(
+            self.body.to_json(),
+            status_code=self.status,
+            headers=self.headers,
+            media_type="application/json",
+        )
+
+
+def to_api_error(error: Exception) -> ApiError:
+    """What the client is told about any failure; an unforeseen one is logged, not told."""
+    match error:
+        case ApiError():
+            return error
+        case RequestError():
+            return ApiError(400, str(error), param=error.param, code=error.code)
+        case QueueFullError():
+            headers = {"Retry-After": str(RETRY_AFTER_SECONDS)}
+            return ApiError(429, str(error), code="queue_full", headers=headers)
+        case EngineDeadError():
+            return ApiError(503, ENGINE_UNAVAILABLE, code="engine_unavailable")
+        case RequestValidationError():
+            return _validation_error(error.errors())
+    logger.error("unexpected error", exc_info=error)
+    return ApiError(500, INTERNAL_ERROR)
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Answer every foreseen exception of a route, and the router's own, in OpenAI's shape."""
+
+    async def handle(request: Request, error: Exception) -> Response:
+        return to_api_error(error).to_response()
+
+    async def handle_routing(request: Request, error: Exception) -> Response:
+        if not isinstance(error, HTTPException):
+            raise error
+        place = f"{request.method} {request.url.path}"
+        message, code = {
+            404: (f"Unknown request URL: {place}.", "unknown_url"),
+            405: (f"The method is not allowed here: {place}.", "method_not_allowed"),
+        }.get(error.status_code, (str(error.detail), None))
+        answer = ApiError(error.status_code, message, code=code, headers=error.headers)
+        return answer.to_response()
+
+    for foreseen in (ApiError, RequestError, QueueFullError, EngineDeadError):
+        app.add_exception_handler(foreseen, handle)
+    app.add_exception_handler(RequestValidationError, handle)
+    app.add_exception_handler(HTTPException, handle_routing)
+
+
+def _error_type(status: int) -> str:
+    if status == 429:
+        return "rate_limit_error"
+    return "server_error" if status >= 500 else "invalid_request_error"
+
+
+def _validation_error(problems: Sequence[Any]) -> ApiError:
+    problem = problems[0]
+    param = _param(problem["loc"])
+    if param is None:
+        return ApiError(400, "The request body must be a JSON object.")
+    if problem["type"] == "missing":
+        return ApiError(400, f"Missing required parameter: '{param}'.", param=param)
+    return ApiError(400, f"Invalid value for '{param}': {problem['msg']}.", param=param)
+
+
+def _param(location: Sequence[str | int]) -> str | None:
+    """Dotted path of a field; tags of unions, written <tag>, are no part of the path."""
+    parts = [str(part) for part in location[1:]]
+    return ".".join(part for part in parts if not part.startswith("<")) or None

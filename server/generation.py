@@ -1,0 +1,139 @@
+"""Generation: the engine's work behind one HTTP request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from engine.async_engine import AsyncEngine, EngineState, OutputStream
+from engine.request import (
+    ChatPrompt,
+    FinishReason,
+    GenerationRequest,
+    RequestOutput,
+    SamplingParams,
+    TextPrompt,
+    Usage,
+)
+from server.errors import ApiError
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedPrompt:
+    """One prompt, encoded, with the parameters of its first choice."""
+
+    token_ids: tuple[int, ...]
+    source: ChatPrompt | TextPrompt
+    params: SamplingParams
+
+
+class Generation:
+    """`num_choices` sequences a prompt; number p * num_choices + c is choice c of prompt p.
+
+    Whoever submits it must see to it that `close` is called.
+    """
+
+    def __init__(
+        self, engine: AsyncEngine, prompts: Sequence[PreparedPrompt], num_choices: int
+    ) -> None:
+        self._engine = engine
+        self._num_choices = num_choices
+        self._streams: list[OutputStream] = []
+        self._usages = [
+            Usage(len(prompt.token_ids), 0, 0) for prompt in prompts for _ in range(num_choices)
+        ]
+
+    @classmethod
+    def submit(
+        cls,
+        engine: AsyncEngine,
+        prompts: Sequence[PreparedPrompt],
+        *,
+        num_choices: int,
+        response_id: str,
+    ) -> Self:
+        """Queue every sequence, or none.
+
+        Raises:
+            RequestError, QueueFullError, EngineDeadError: as `AsyncEngine.submit`.
+        """
+        generation = cls(engine, prompts, num_choices)
+        try:
+            for number, prompt in enumerate(prompts):
+                for choice in range(num_choices):
+                    request = GenerationRequest(
+                        request_id=f"{response_id}-{number * num_choices + choice}",
+                        prompt_token_ids=prompt.token_ids,
+                        params=prompt.params.for_choice(choice),
+                        source=prompt.source,
+                    )
+                    generation._streams.append(engine.submit(request))
+        except BaseException:
+            generation.close()
+            raise
+        return generation
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens so far; a prompt counts once, however many choices share it."""
+        once_per_prompt = self._usages[:: self._num_choices]
+        return Usage(
+            prompt_tokens=sum(usage.prompt_tokens for usage in once_per_prompt),
+            completion_tokens=sum(usage.completion_tokens for usage in self._usages),
+            cached_tokens=sum(usage.cached_tokens for usage in once_per_prompt),
+        )
+
+    async def outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+        """(sequence, output) as they come, until every sequence has finished.
+
+        Raises:
+            ApiError: the engine gave a sequence up.
+        """
+        if len(self._streams) == 1:
+            async for output in self._streams[0]:
+                yield 0, self._note(0, output)
+            return
+        arrivals: asyncio.Queue[tuple[int, RequestOutput | Exception]] = asyncio.Queue()
+        readers = [
+            asyncio.create_task(_read(number, stream, arrivals))
+            for number, stream in enumerate(self._streams)
+        ]
+        try:
+            num_open = len(readers)
+            while num_open:
+                number, arrival = await arrivals.get()
+                if isinstance(arrival, Exception):
+                    raise arrival
+                num_open -= arrival.finish_reason is not None
+                yield number, self._note(number, arrival)
+        finally:
+            for reader in readers:
+                reader.cancel()
+            await asyncio.gather(*readers, return_exceptions=True)
+
+    def close(self) -> None:
+        """Abort whatever has not finished. Idempotent."""
+        for stream in self._streams:
+            stream.close()
+
+    def _note(self, number: int, output: RequestOutput) -> RequestOutput:
+        if output.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
+            alive = self._engine.state is EngineState.READY
+            message = output.error or "The engine ended the request."
+            raise ApiError(500 if alive else 503, message, code="generation_failed")
+        self._usages[number] = output.usage
+        return output
+
+
+async def _read(
+    number: int,
+    stream: OutputStream,
+    arrivals: asyncio.Queue[tuple[int, RequestOutput | Exception]],
+) -> None:
+    try:
+        async for output in stream:
+            arrivals.put_nowait((number, output))
+    except Exception as error:
+        arrivals.put_nowait((number, error))

@@ -1,0 +1,162 @@
+"""Engine outputs as /v1/completions responses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from engine.request import RequestOutput, TokenLogprob, Usage
+from server.render.renderer import ResponseHead, api_usage
+from server.render.tokens import api_finish_reason, json_logprob, num_characters, token_text
+from server.schemas.completions import Completion, CompletionChoice, CompletionLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class EchoedPrompt:
+    """A prompt that its choices repeat."""
+
+    text: str
+    first_token_id: int
+    first_piece: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionPiece:
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: Literal["stop", "length"] | None
+    stop_reason: str | int | None
+
+
+@dataclass(slots=True)
+class _ChoiceState:
+    echo: EchoedPrompt | None
+    text_offset: int = 0
+    """Where the next token begins in the choice's text."""
+
+
+class CompletionRenderer:
+    """Renders pieces of completions; implements `Renderer[CompletionPiece]`."""
+
+    def __init__(
+        self,
+        head: ResponseHead,
+        *,
+        echoes: Sequence[EchoedPrompt | None],
+        with_logprobs: bool,
+        include_usage: bool,
+        hidden_token_ids: frozenset[int],
+    ) -> None:
+        """
+        Args:
+            echoes: one entry a choice; None: the prompt is not repeated.
+            hidden_token_ids: tokens that leave no text.
+        """
+        self._head = head
+        self._states = [_ChoiceState(echo) for echo in echoes]
+        self._with_logprobs = with_logprobs
+        self._include_usage = include_usage
+        self._hidden_token_ids = hidden_token_ids
+
+    def take(self, index: int, output: RequestOutput) -> CompletionPiece:
+        state = self._states[index]
+        echo, state.echo = state.echo, None
+        logprobs = self._logprobs(state, echo, output) if self._with_logprobs else None
+        return CompletionPiece(
+            index=index,
+            text=output.text if echo is None else echo.text + output.text,
+            logprobs=logprobs,
+            finish_reason=api_finish_reason(output),
+            stop_reason=output.stop_reason,
+        )
+
+    def chunks(self, piece: CompletionPiece) -> Iterable[Completion]:
+        if piece.text or piece.finish_reason or (piece.logprobs and piece.logprobs.tokens):
+            yield self._body([_choice(piece)], {"usage": None} if self._include_usage else {})
+
+    def usage_chunk(self, usage: Usage) -> Completion | None:
+        return self._body([], {"usage": api_usage(usage)}) if self._include_usage else None
+
+    def response(self, pieces: Sequence[CompletionPiece], usage: Usage) -> Completion:
+        by_choice: list[list[CompletionPiece]] = [[] for _ in self._states]
+        for piece in pieces:
+            by_choice[piece.index].append(piece)
+        choices = [_choice(_join(parts)) for parts in by_choice]
+        return self._body(choices, {"usage": api_usage(usage)})
+
+    def _body(self, choices: list[CompletionChoice], usage: dict[str, Any]) -> Completion:
+        return Completion(object="text_completion", choices=choices, **self._head, **usage)
+
+    def _logprobs(
+        self, state: _ChoiceState, echo: EchoedPrompt | None, output: RequestOutput
+    ) -> CompletionLogprobs:
+        logprobs = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
+        if echo is not None and output.prompt_logprobs:
+            rest = [entry for entry in output.prompt_logprobs if entry is not None]
+            width = self._width(echo.first_token_id, echo.first_piece)
+            width += sum(self._width(entry.token_id, entry.piece) for entry in rest)
+            # Some tokenizers put a space in front that is no part of the text.
+            state.text_offset = len(echo.text) - width
+            self._append(logprobs, state, echo.first_token_id, echo.first_piece, None)
+            for entry in rest:
+                self._append(logprobs, state, entry.token_id, entry.piece, entry)
+        for entry in output.logprobs:
+            self._append(logprobs, state, entry.token_id, entry.piece, entry)
+        return logprobs
+
+    def _append(
+        self,
+        logprobs: CompletionLogprobs,
+        state: _ChoiceState,
+        token_id: int,
+        piece: bytes,
+        entry: TokenLogprob | None,
+    ) -> None:
+        logprobs.tokens.append(token_text(piece))
+        logprobs.token_logprobs.append(None if entry is None else json_logprob(entry.logprob))
+        logprobs.top_logprobs.append(None if entry is None else _top(entry))
+        logprobs.text_offset.append(max(0, state.text_offset))
+        state.text_offset += self._width(token_id, piece)
+
+    def _width(self, token_id: int, piece: bytes) -> int:
+        return 0 if token_id in self._hidden_token_ids else num_characters(piece)
+
+
+def _top(entry: TokenLogprob) -> dict[str, float]:
+    """The likeliest tokens by text, and the chosen one even when it is not among them."""
+    top: dict[str, float] = {}
+    for _, piece, logprob in entry.top:
+        top.setdefault(token_text(piece), json_logprob(logprob))
+    top.setdefault(token_text(entry.piece), json_logprob(entry.logprob))
+    return top
+
+
+def _join(pieces: Sequence[CompletionPiece]) -> CompletionPiece:
+    last = pieces[-1]
+    parts = [piece.logprobs for piece in pieces if piece.logprobs is not None]
+    logprobs = CompletionLogprobs(
+        tokens=[token for part in parts for token in part.tokens],
+        token_logprobs=[logprob for part in parts for logprob in part.token_logprobs],
+        top_logprobs=[top for part in parts for top in part.top_logprobs],
+        text_offset=[offset for part in parts for offset in part.text_offset],
+    )
+    return CompletionPiece(
+        index=last.index,
+        text="".join(piece.text for piece in pieces),
+        logprobs=logprobs if parts else None,
+        finish_reason=last.finish_reason,
+        stop_reason=last.stop_reason,
+    )
+
+
+def _choice(piece: CompletionPiece) -> CompletionChoice:
+    stop_reason = {"stop_reason": piece.stop_reason} if piece.finish_reason else {}
+    return CompletionChoice(
+        index=piece.index,
+        text=piece.text,
+        logprobs=piece.logprobs,
+        finish_reason=piece.finish_reason,
+        **stop_reason,
+    )

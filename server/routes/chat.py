@@ -1,0 +1,111 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from engine.request import ChatPrompt, RequestError
+from server.answer import answer
+from server.context import Context, ServerContext
+from server.disconnect import run_until_disconnect
+from server.generation import Generation, PreparedPrompt
+from server.json_route import JsonRoute
+from server.render.chat import ChatRenderer
+from server.sampling import check_logprobs, include_usage, num_choices, sampling_params
+from server.schemas.chat import ChatCompletion, ChatRequest
+from server.schemas.common import ErrorBody
+from server.unsupported import (
+    UNSUPPORTED_CHAT,
+    UNSUPPORTED_MESSAGE,
+    UNSUPPORTED_STREAM_OPTIONS,
+    refuse_unsupported,
+)
+
+# Chat templates know no developer; OpenAI gives its words the system's rank.
+_TEMPLATE_ROLES = {"developer": "system"}
+
+router = APIRouter(route_class=JsonRoute)
+responses: dict[int | str, dict[str, Any]] = {
+    200: {"model": ChatCompletion},
+    "4XX": {"model": ErrorBody},
+}
+
+
+@router.post("/v1/chat/completions", response_model=None, responses=responses)
+async def create_chat_completion(body: ChatRequest, request: Request, context: Context) -> Response:
+    return await run_until_disconnect(request.receive, _complete_chat(body, context))
+
+
+async def _complete_chat(body: ChatRequest, context: ServerContext) -> Response:
+    context.require_model(body.model)
+    _check(body, context)
+    n = num_choices(body, context.config.limits)
+    with_usage = include_usage(body)
+    prompt = await _prepare(body, context)
+    response_id = f"chatcmpl-{uuid.uuid4().hex}"
+    renderer = ChatRenderer(
+        context.response_head(response_id),
+        num_choices=n,
+        with_logprobs=bool(body.logprobs),
+        include_usage=with_usage,
+    )
+    try:
+        generation = Generation.submit(
+            context.engine, [prompt], num_choices=n, response_id=response_id
+        )
+    except RequestError as error:
+        raise _in_chat_terms(error, body) from error
+    return await answer(generation, renderer, stream=bool(body.stream))
+
+
+def _check(body: ChatRequest, context: ServerContext) -> None:
+    refuse_unsupported(body.model_extra, UNSUPPORTED_CHAT)
+    if body.stream_options is not None:
+        refuse_unsupported(
+            body.stream_options.model_extra, UNSUPPORTED_STREAM_OPTIONS, prefix="stream_options."
+        )
+    for number, message in enumerate(body.messages):
+        refuse_unsupported(message.model_extra, UNSUPPORTED_MESSAGE, prefix=f"messages.{number}.")
+    if body.top_logprobs is not None:
+        if not body.logprobs:
+            raise RequestError(
+                "'top_logprobs' is only allowed when 'logprobs' is true.", param="top_logprobs"
+            )
+        check_logprobs(body.top_logprobs, context.config.limits, "top_logprobs")
+    both_limits = body.max_tokens is not None and body.max_completion_tokens is not None
+    if both_limits and body.max_tokens != body.max_completion_tokens:
+        raise RequestError(
+            "'max_tokens' and 'max_completion_tokens' differ; set only one of them.",
+            param="max_tokens",
+        )
+
+
+async def _prepare(body: ChatRequest, context: ServerContext) -> PreparedPrompt:
+    messages = tuple(
+        {"role": _TEMPLATE_ROLES.get(message.role, message.role), "content": message.text}
+        for message in body.messages
+    )
+    token_ids = tuple(await context.engine.encode_chat(messages))
+    max_tokens = body.max_completion_tokens or body.max_tokens
+    if max_tokens is None:
+        max_tokens = max(1, context.engine.limits.max_context - len(token_ids))
+    params = sampling_params(
+        body,
+        context.sampling_rules,
+        max_tokens=max_tokens,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+    )
+    return PreparedPrompt(token_ids, ChatPrompt(messages), params)
+
+
+def _in_chat_terms(error: RequestError, body: ChatRequest) -> RequestError:
+    """The engine's error with its field under the name that this API gives it."""
+    param = error.param
+    if param == "prompt":
+        param = "messages"
+    elif param == "max_tokens" and body.max_completion_tokens is not None:
+        param = "max_completion_tokens"
+    return RequestError(str(error), param=param, code=error.code)

@@ -1,0 +1,133 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from engine.request import RequestError, TextPrompt
+from server.answer import answer
+from server.context import Context, ServerContext
+from server.disconnect import run_until_disconnect
+from server.generation import Generation, PreparedPrompt
+from server.json_route import JsonRoute
+from server.render.completions import CompletionRenderer, EchoedPrompt
+from server.sampling import check_logprobs, include_usage, num_choices, sampling_params
+from server.schemas.common import ErrorBody
+from server.schemas.completions import Completion, CompletionRequest
+from server.unsupported import (
+    UNSUPPORTED_COMPLETION,
+    UNSUPPORTED_STREAM_OPTIONS,
+    refuse_unsupported,
+)
+
+DEFAULT_MAX_TOKENS = 16
+
+router = APIRouter(route_class=JsonRoute)
+responses: dict[int | str, dict[str, Any]] = {
+    200: {"model": Completion},
+    "4XX": {"model": ErrorBody},
+}
+
+
+@router.post("/v1/completions", response_model=None, responses=responses)
+async def create_completion(
+    body: CompletionRequest, request: Request, context: Context
+) -> Response:
+    return await run_until_disconnect(request.receive, _complete(body, context))
+
+
+async def _complete(body: CompletionRequest, context: ServerContext) -> Response:
+    context.require_model(body.model)
+    _check(body, context)
+    n = num_choices(body, context.config.limits)
+    with_usage = include_usage(body)
+    prompts = [await _prepare(prompt, body, context) for prompt in _prompts(body, context)]
+    response_id = f"cmpl-{uuid.uuid4().hex}"
+    shows_special_tokens = body.skip_special_tokens is False
+    hidden = frozenset() if shows_special_tokens else context.engine.tokenizer.special_ids
+    renderer = CompletionRenderer(
+        context.response_head(response_id),
+        echoes=[_echo(prompt, body, context) for prompt in prompts for _ in range(n)],
+        with_logprobs=body.logprobs is not None,
+        include_usage=with_usage,
+        hidden_token_ids=hidden,
+    )
+    generation = Generation.submit(context.engine, prompts, num_choices=n, response_id=response_id)
+    return await answer(generation, renderer, stream=bool(body.stream))
+
+
+def _check(body: CompletionRequest, context: ServerContext) -> None:
+    refuse_unsupported(body.model_extra, UNSUPPORTED_COMPLETION)
+    if body.stream_options is not None:
+        refuse_unsupported(
+            body.stream_options.model_extra, UNSUPPORTED_STREAM_OPTIONS, prefix="stream_options."
+        )
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise RequestError(
+            "'best_of' is not supported by this server unless it equals 'n'.",
+            param="best_of",
+            code="unsupported_parameter",
+        )
+    if body.logprobs is not None:
+        check_logprobs(body.logprobs, context.config.limits, "logprobs")
+    if body.max_tokens == 0 and not body.echo:
+        raise RequestError("'max_tokens' may be 0 only with 'echo'.", param="max_tokens")
+
+
+def _prompts(body: CompletionRequest, context: ServerContext) -> list[str | list[int]]:
+    """The request's prompts, one by one, whatever form they came in."""
+    given = body.prompt
+    prompts: list[str | list[int]]
+    if isinstance(given, str):
+        prompts = [given]
+    elif given and isinstance(given[0], int):
+        prompts = [[token_id for token_id in given if isinstance(token_id, int)]]
+    else:
+        prompts = [prompt for prompt in given if not isinstance(prompt, int)]
+    limit = context.config.limits.max_prompts
+    if len(prompts) > limit:
+        raise RequestError(
+            f"'prompt' holds {len(prompts)} prompts; the limit is {limit}.", param="prompt"
+        )
+    if not prompts or not all(prompts):
+        raise RequestError("The prompt is empty: it must hold at least one token.", param="prompt")
+    return prompts
+
+
+async def _prepare(
+    prompt: str | list[int], body: CompletionRequest, context: ServerContext
+) -> PreparedPrompt:
+    engine = context.engine
+    if isinstance(prompt, str):
+        text, token_ids = prompt, await engine.encode(prompt)
+    else:
+        num_known = min(engine.limits.vocab_size, len(engine.tokenizer.pieces))
+        if max(prompt) >= num_known:
+            raise RequestError(
+                f"Prompt token ids must lie between 0 and {num_known - 1}.", param="prompt"
+            )
+        text, token_ids = await asyncio.to_thread(engine.tokenizer.decode, prompt), prompt
+    max_tokens = body.max_tokens
+    if max_tokens is None:
+        max_tokens = max(1, min(DEFAULT_MAX_TOKENS, engine.limits.max_context - len(token_ids)))
+    params = sampling_params(
+        body,
+        context.sampling_rules,
+        max_tokens=max_tokens,
+        logprobs=body.logprobs,
+        prompt_logprobs=body.logprobs if body.echo else None,
+    )
+    return PreparedPrompt(tuple(token_ids), TextPrompt(text), params)
+
+
+def _echo(
+    prompt: PreparedPrompt, body: CompletionRequest, context: ServerContext
+) -> EchoedPrompt | None:
+    if not body.echo or not isinstance(prompt.source, TextPrompt):
+        return None
+    first = prompt.token_ids[0]
+    return EchoedPrompt(prompt.source.text, first, context.engine.tokenizer.pieces[first])

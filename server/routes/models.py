@@ -1,0 +1,40 @@
+"""GET /v1/models and /v1/models/{id}."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Response
+
+from engine.async_engine import ModelCard
+from server.answer import json_response
+from server.context import Context
+from server.schemas.common import ErrorBody
+from server.schemas.models import Model, ModelList
+
+router = APIRouter()
+errors: dict[int | str, dict[str, Any]] = {"4XX": {"model": ErrorBody}}
+
+
+@router.get("/v1/models", response_model=None, responses={200: {"model": ModelList}, **errors})
+async def list_models(context: Context) -> Response:
+    return json_response(ModelList(object="list", data=[_model(context.engine.card)]))
+
+
+# Names that come from a hub hold a slash.
+@router.get(
+    "/v1/models/{model:path}", response_model=None, responses={200: {"model": Model}, **errors}
+)
+async def get_model(model: str, context: Context) -> Response:
+    context.require_model(model)
+    return json_response(_model(context.engine.card))
+
+
+def _model(card: ModelCard) -> Model:
+    return Model(
+        id=card.name,
+        object="model",
+        created=card.created,
+        owned_by="slipstream",
+        max_model_len=card.max_context,
+    )

@@ -1,0 +1,46 @@
+"""Schemas that several API families share."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+
+class RequestModel(BaseModel):
+    """A request body: no coercion of types; unknown fields are kept aside in `model_extra`."""
+
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True, protected_namespaces=())
+
+
+class ResponseModel(BaseModel):
+    """A response body, serialised without the fields that were not set."""
+
+    model_config = ConfigDict(frozen=True, protected_namespaces=())
+
+    def to_json(self) -> str:
+        return self.model_dump_json(exclude_unset=True)
+
+
+class StreamOptions(RequestModel):
+    include_usage: bool | None = None
+
+
+class PromptTokensDetails(ResponseModel):
+    cached_tokens: int
+
+
+class CompletionUsage(ResponseModel):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class ErrorDetail(ResponseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(ResponseModel):
+    error: ErrorDetail

@@ -1,0 +1,105 @@
+"""Runs the app under uvicorn until a signal, a failed load or an error ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from contextlib import suppress
+
+import uvicorn
+
+from engine.async_engine import AsyncEngine, EngineState
+from engine.build import build_async_engine
+from engine.config import Config, ConfigError
+from server.app import create_app
+from server.process import url_of
+
+logger = logging.getLogger(__name__)
+
+DRAIN_SECONDS = 5.0
+"""After a stop signal, requests in progress have this long to finish; then they end in an error."""
+KEEP_ALIVE_SECONDS = 75
+"""Longer than clients keep idle connections, so that they never reuse one as it closes."""
+
+
+class LoadError(RuntimeError):
+    """The model can't be loaded; the message is one readable line."""
+
+
+def serve(config: Config, listener: socket.socket) -> None:
+    """Serve until a stop signal.
+
+    Raises:
+        ConfigError: keys that don't fit the model or the machine.
+        LoadError: the model can't be loaded.
+    """
+    engine = build_async_engine(config)
+    asyncio.run(_serve(config, engine, listener))
+    if engine.state is EngineState.LOADING:
+        # The load goes on in its thread, which must not meet a half-dismantled interpreter.
+        logging.shutdown()
+        os._exit(0)
+
+
+class _Server(uvicorn.Server):
+    """Ends the requests that outlast the drain time with an error that their clients can read."""
+
+    def __init__(self, config: uvicorn.Config, engine: AsyncEngine) -> None:
+        super().__init__(config)
+        self._engine = engine
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        draining = asyncio.create_task(self._stop_engine_after_drain())
+        try:
+            await super().shutdown(sockets)
+        finally:
+            draining.cancel()
+
+    async def _stop_engine_after_drain(self) -> None:
+        await asyncio.sleep(DRAIN_SECONDS)
+        if self._engine.state is EngineState.READY:
+            await self._engine.stop()
+
+
+async def _serve(config: Config, engine: AsyncEngine, listener: socket.socket) -> None:
+    url = url_of(listener)
+    failures: list[BaseException] = []
+
+    def on_loaded(failure: BaseException | None) -> None:
+        if failure is None:
+            logger.info("%s is ready on %s", engine.card.name, url)
+        else:
+            failures.append(failure)
+            server.should_exit = True
+
+    server = _Server(
+        uvicorn.Config(
+            create_app(engine, config, on_loaded=on_loaded),
+            log_config=None,
+            access_log=config.log_level == "debug",
+            server_header=False,
+            ws="none",
+            lifespan="on",
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=int(2 * DRAIN_SECONDS),
+        ),
+        engine,
+    )
+    logger.info("listening on %s, loading %s", url, config.model)
+    with suppress(SystemExit):
+        # Uvicorn raises the signal that stopped it once more when it is done.
+        await server.serve(sockets=[listener])
+    for failure in failures:
+        if isinstance(failure, ConfigError):
+            raise failure
+        raise LoadError(_one_line(failure)) from failure
+
+
+def _one_line(error: BaseException) -> str:
+    """The message, with its type where the engine did not word it for people."""
+    message = " ".join(str(error).split())
+    if type(error).__module__.startswith("engine.") and message:
+        return message
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__

@@ -1,0 +1,91 @@
+"""Fields of the APIs that would change the answer but that this server does not serve."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from engine.request import RequestError
+
+logger = logging.getLogger(__name__)
+
+NoOps = tuple[Any, ...]
+"""Values of a field, beside null, that ask for nothing."""
+
+UNSUPPORTED_ANYWHERE: Mapping[str, NoOps] = {
+    "allowed_token_ids": (),
+    "bad_words": ([],),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "length_penalty": (1, 1.0),
+    "logits_processors": ([],),
+    "prompt_logprobs": (),
+    "response_format": ({"type": "text"},),
+    "return_token_ids": (False,),
+    "speculation": (),
+    "structured_outputs": (),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+}
+
+UNSUPPORTED_COMPLETION: Mapping[str, NoOps] = {
+    **UNSUPPORTED_ANYWHERE,
+    "prompt_embeds": (),
+    "suffix": ("",),
+}
+
+UNSUPPORTED_CHAT: Mapping[str, NoOps] = {
+    **UNSUPPORTED_ANYWHERE,
+    "add_generation_prompt": (True,),
+    "audio": (),
+    "best_of": (1,),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "continue_final_message": (False,),
+    "documents": ([],),
+    "echo": (False,),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "modalities": (["text"],),
+    "prediction": (),
+    "reasoning_effort": ("none",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+}
+
+UNSUPPORTED_MESSAGE: Mapping[str, NoOps] = {
+    "audio": (),
+    "function_call": (),
+    "refusal": (),
+    "tool_calls": ([],),
+}
+
+UNSUPPORTED_STREAM_OPTIONS: Mapping[str, NoOps] = {"continuous_usage_stats": (False,)}
+
+
+def refuse_unsupported(
+    extra: Mapping[str, Any] | None, unsupported: Mapping[str, NoOps], *, prefix: str = ""
+) -> None:
+    """Check the fields that no schema declares; those nobody knows are ignored.
+
+    Args:
+        extra: undeclared fields by name.
+        prefix: dotted path of the object they are in, with a trailing dot.
+
+    Raises:
+        RequestError: a field asks for something this server does not do.
+    """
+    for name, value in (extra or {}).items():
+        if name not in unsupported:
+            logger.debug("ignoring unknown request field %r", prefix + name)
+        elif value is not None and value not in unsupported[name]:
+            raise RequestError(
+                f"'{prefix}{name}' is not supported by this server.",
+                param=prefix + name,
+                code="unsupported_parameter",
+            )
