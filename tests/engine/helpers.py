@@ -1,0 +1,95 @@
+"""Small engines for tests."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from engine.admission import ModelLimits
+from engine.blocks import BlockPool
+from engine.core import EngineCore
+from engine.draft.drafter import Drafter
+from engine.models.runner import ModelRunner
+from engine.request import GenerationRequest, RequestOutput, SamplingParams, TextPrompt
+from engine.scheduler import Scheduler
+
+_ids = itertools.count()
+
+
+def byte_tokenizer(vocab_size: int, eos_ids: Sequence[int] = ()) -> Any:
+    """What the core needs of a tokenizer: token i stands for one printable character."""
+    return SimpleNamespace(
+        pieces=[bytes([33 + i % 90]) for i in range(vocab_size)],
+        special_ids=frozenset(eos_ids),
+        eos_ids=frozenset(eos_ids),
+    )
+
+
+def make_request(
+    prompt: Sequence[int], request_id: str | None = None, source: Any = None, **params: Any
+) -> GenerationRequest:
+    defaults: dict[str, Any] = {"max_tokens": 16, "seed": 1, "temperature": 0.0}
+    return GenerationRequest(
+        request_id=request_id or f"r{next(_ids)}",
+        prompt_token_ids=tuple(prompt),
+        params=SamplingParams(**(defaults | params)),
+        source=source or TextPrompt(""),
+    )
+
+
+def make_core(
+    runner: ModelRunner,
+    *,
+    drafters: Sequence[Drafter] = (),
+    tokenizer: Any = None,
+    draft_length: int = 5,
+    max_running: int = 8,
+    max_step_tokens: int = 64,
+    prefill_chunk: int = 16,
+    prefix_cache: bool = True,
+) -> EngineCore:
+    ticks = itertools.count()
+    clock = lambda: float(next(ticks))  # noqa: E731
+    return EngineCore(
+        model_name="mock",
+        target=runner,
+        tokenizer=tokenizer or byte_tokenizer(runner.info.vocab_size),
+        scheduler=Scheduler(
+            BlockPool(runner.num_blocks, runner.block_size, prefix_cache=prefix_cache),
+            max_running=max_running,
+            max_step_tokens=max_step_tokens,
+            prefill_chunk=prefill_chunk,
+            clock=clock,
+        ),
+        drafters=drafters,
+        draft_length=draft_length,
+        limits=ModelLimits(runner.num_blocks * runner.block_size, runner.info.vocab_size),
+        clock=clock,
+    )
+
+
+def run_all(
+    core: EngineCore, requests: Sequence[GenerationRequest], *, max_steps: int = 20_000
+) -> dict[str, list[RequestOutput]]:
+    """Run requests to their end, checking integrity after every step."""
+    outputs: dict[str, list[RequestOutput]] = {r.request_id: [] for r in requests}
+    for request in requests:
+        core.limits.check(request)
+        core.add(request)
+    for _ in range(max_steps):
+        if not core.has_work:
+            return outputs
+        for output in core.step():
+            outputs[output.request_id].append(output)
+        core.check_integrity()
+    raise AssertionError(f"requests left after {max_steps} steps")
+
+
+def tokens_of(outputs: Sequence[RequestOutput]) -> list[int]:
+    return [token for output in outputs for token in output.token_ids]
+
+
+def text_of(outputs: Sequence[RequestOutput]) -> str:
+    return "".join(output.text for output in outputs)

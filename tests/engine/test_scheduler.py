@@ -1,0 +1,228 @@
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from engine.blocks import BlockPool
+from engine.plan import StepPlan
+from engine.scheduler import Scheduler
+from tests.engine.helpers import make_request
+
+BLOCK_SIZE = 4
+
+
+def make_scheduler(num_blocks: int = 32, **limits: int) -> Scheduler:
+    ticks = itertools.count()
+    options = {"max_running": 4, "max_step_tokens": 24, "prefill_chunk": 8} | limits
+    return Scheduler(BlockPool(num_blocks, BLOCK_SIZE), clock=lambda: float(next(ticks)), **options)
+
+
+def commit_all(scheduler: Scheduler, plan: StepPlan, token: int = 7) -> None:
+    for piece in plan.slices:
+        sequence = scheduler[piece.request_id]
+        samples = piece.end - piece.num_draft == sequence.num_tokens
+        scheduler.commit(piece, (token,) if samples else (), 0)
+
+
+def test_long_prompt_is_computed_in_chunks_and_samples_only_at_its_end() -> None:
+    scheduler = make_scheduler()
+    sequence = scheduler.add(make_request(range(20)))
+    seen = []
+    for _ in range(3):
+        plan = scheduler.schedule({})
+        (piece,) = plan.slices
+        seen.append((piece.start, piece.num_tokens, piece.num_logits))
+        commit_all(scheduler, plan)
+    assert seen == [(0, 8, 0), (8, 8, 0), (16, 4, 1)]
+    assert sequence.is_decoding
+    assert sequence.num_output == 1
+
+
+def test_decoding_goes_on_beside_a_prefill() -> None:
+    scheduler = make_scheduler()
+    scheduler.add(make_request([1, 2], "short"))
+    commit_all(scheduler, scheduler.schedule({}))
+    scheduler.add(make_request(range(30), "long"))
+    plan = scheduler.schedule({"short": (3, 4)})
+    assert [(p.request_id, p.num_tokens, p.num_draft) for p in plan.slices] == [
+        ("short", 3, 2),
+        ("long", 8, 0),
+    ]
+
+
+def test_drafts_are_cut_to_the_budget_and_to_max_tokens() -> None:
+    scheduler = make_scheduler(max_step_tokens=12)
+    for name, max_tokens in (("a", 20), ("b", 3)):
+        scheduler.add(make_request([1], name, max_tokens=max_tokens))
+    commit_all(scheduler, scheduler.schedule({}))
+    plan = scheduler.schedule({"a": tuple(range(50, 62)), "b": (1, 2, 3, 4)})
+    drafts = {p.request_id: p.token_ids[1:].tolist() for p in plan.slices}
+    # a: 12 tokens less one each for a and b; b: nothing left, though one of its own fits.
+    assert drafts == {"a": list(range(50, 60)), "b": []}
+    plan = scheduler.schedule({"b": (1, 2, 3, 4)})
+    drafts = {p.request_id: p.token_ids[1:].tolist() for p in plan.slices}
+    assert drafts == {"a": [], "b": [1]}
+
+
+def test_youngest_is_preempted_and_draft_never_preempts() -> None:
+    scheduler = make_scheduler(num_blocks=4)
+    scheduler.add(make_request([1] * 7, "old"))
+    scheduler.add(make_request([2] * 7, "young"))
+    for _ in range(3):
+        commit_all(scheduler, scheduler.schedule({}))
+    assert scheduler.num_running == 1 or scheduler.pool.num_free == 0
+    plan = scheduler.schedule({"old": (1,) * 8})
+    assert scheduler.counters.preemptions == 1
+    assert [p.request_id for p in plan.slices] == ["old"]
+    scheduler.check_integrity()
+    scheduler.finish("old")
+    (piece,) = scheduler.schedule({}).slices
+    assert (piece.request_id, piece.start) == ("young", 4)
+
+
+def test_equal_prompt_reuses_all_blocks_but_the_last_token() -> None:
+    scheduler = make_scheduler()
+    scheduler.add(make_request(range(8), "first"))
+    commit_all(scheduler, scheduler.schedule({}))
+    second = scheduler.add(make_request(range(8), "second"))
+    plan = scheduler.schedule({})
+    assert [(p.request_id, p.start, p.num_tokens) for p in plan.slices] == [
+        ("first", 8, 1),
+        ("second", 4, 4),
+    ]
+    assert second.num_cached == 4
+    assert (scheduler.counters.prefix_queries, scheduler.counters.prefix_hits) == (16, 4)
+
+
+def test_prompt_logprobs_want_every_row_and_take_no_cache_hit() -> None:
+    scheduler = make_scheduler()
+    scheduler.add(make_request(range(8), "first"))
+    commit_all(scheduler, scheduler.schedule({}))
+    scheduler.add(make_request(range(8), "scored", prompt_logprobs=0))
+    piece = scheduler.schedule({}).slices[1]
+    assert (piece.start, piece.first_logit, piece.num_logits) == (0, 0, 8)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Random arrivals, drafts, acceptances and aborts on a pool that is too small."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names = itertools.count()
+        self.wanted: dict[str, int] = {}
+        self.age: dict[str, int] = {}
+        self.steps_since_progress: dict[str, int] = {}
+
+    @initialize(num_blocks=st.integers(6, 16), prefill_chunk=st.integers(1, 9))
+    def start(self, num_blocks: int, prefill_chunk: int) -> None:
+        self.max_step_tokens = 3 + prefill_chunk + 4
+        self.capacity = num_blocks * BLOCK_SIZE
+        self.scheduler = make_scheduler(
+            num_blocks,
+            max_running=3,
+            max_step_tokens=self.max_step_tokens,
+            prefill_chunk=prefill_chunk,
+        )
+
+    @rule(
+        prompt=st.lists(st.integers(0, 2), min_size=1, max_size=16),
+        max_tokens=st.integers(1, 8),
+        scored=st.booleans(),
+    )
+    def arrive(self, prompt: list[int], max_tokens: int, scored: bool) -> None:
+        name = f"r{next(self.names)}"
+        self.scheduler.add(
+            make_request(
+                prompt, name, max_tokens=max_tokens, prompt_logprobs=0 if scored else None
+            )
+        )
+        self.wanted[name] = max_tokens
+
+    @precondition(lambda self: self.wanted)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.wanted)))
+        self.scheduler.finish(name)
+        del self.wanted[name]
+
+    @rule(data=st.data())
+    def step(self, data: st.DataObject) -> None:
+        decoding = [s for s in self.scheduler.running if s.is_decoding]
+        drafts = {
+            s.request_id: tuple(data.draw(st.lists(st.integers(0, 2), max_size=6)))
+            for s in decoding
+        }
+        self._step(drafts, lambda limit: data.draw(st.integers(0, limit)))
+
+    def _step(self, drafts, accept) -> None:
+        plan = self.scheduler.schedule(drafts)
+        assert plan.num_tokens <= self.max_step_tokens
+        written = [
+            block * BLOCK_SIZE + offset
+            for piece in plan.slices
+            for position in range(piece.start, piece.end)
+            for block, offset in [(piece.block_ids[position // BLOCK_SIZE], position % BLOCK_SIZE)]
+        ]
+        assert len(written) == len(set(written))
+        for piece in plan.slices:
+            sequence = self.scheduler[piece.request_id]
+            assert piece.start == sequence.num_computed
+            committed = piece.num_tokens - piece.num_draft
+            expected = sequence.token_ids[piece.start : piece.start + committed]
+            assert piece.token_ids[:committed].tolist() == expected
+            samples = piece.start + committed == sequence.num_tokens
+            if not samples:
+                self.scheduler.commit(piece, (), 0)
+                continue
+            accepted = accept(piece.num_draft)
+            tokens = (*piece.token_ids[committed : committed + accepted].tolist(), 1)
+            self.scheduler.commit(piece, tokens, accepted)
+            assert sequence.is_decoding
+            assert sequence.num_output <= self.wanted[piece.request_id]
+            if sequence.num_output == self.wanted[piece.request_id]:
+                self.scheduler.finish(piece.request_id)
+                del self.wanted[piece.request_id]
+
+    @invariant()
+    def blocks_add_up(self) -> None:
+        if hasattr(self, "scheduler"):
+            self.scheduler.check_integrity()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "scheduler"):
+            return
+        # No starvation: first come, first served finishes everyone in bounded time.
+        bound = 60 * (len(self.wanted) + 1)
+        for _ in range(bound):
+            if not self.scheduler.has_work:
+                break
+            self._step({}, lambda limit: 0)
+        assert not self.wanted
+        assert self.scheduler.pool.num_free == self.scheduler.pool.num_blocks
+
+
+TestSchedulerMachine = SchedulerMachine.TestCase
+TestSchedulerMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+def test_plan_pack_follows_block_tables() -> None:
+    from engine.plan import Slice, pack
+
+    plan = StepPlan(
+        (
+            Slice("a", 3, np.array([5, 6, 7], np.int32), (4, 1), num_draft=2, first_logit=0),
+            Slice("b", 0, np.array([9, 9], np.int32), (2,), first_logit=2),
+        )
+    )
+    packed = pack(plan, BLOCK_SIZE)
+    assert packed.token_ids.tolist() == [5, 6, 7, 9, 9]
+    assert packed.positions.tolist() == [3, 4, 5, 0, 1]
+    assert packed.slots.tolist() == [19, 4, 5, 8, 9]
+    assert packed.query_starts.tolist() == [0, 3, 5]
+    assert packed.context_lens.tolist() == [6, 2]
+    assert packed.block_tables.tolist() == [[4, 1], [2, 0]]
+    assert packed.logit_rows.tolist() == [0, 1, 2]
