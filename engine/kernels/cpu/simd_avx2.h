@@ -129,6 +129,10 @@ struct Simd {
   static Q with_top(Q nibbles, Q tops) {
     return {top<kShift>(nibbles.a, tops.a), top<kShift>(nibbles.b, tops.b)};
   }
+  static Q flip_sign(Q x) {
+    const __m256i sign = _mm256_set1_epi8(-128);
+    return {_mm256_xor_si256(x.a, sign), _mm256_xor_si256(x.b, sign)};
+  }
   static __m256i quads(const int8_t* x) {
     int32_t quad;
     __builtin_memcpy(&quad, x, 4);

@@ -11,6 +11,24 @@ constexpr int kAmxMinRows = 4;      // below, vpdpbusd costs less than filling t
 constexpr int kChunkGroups = 8;     // groups unpacked at a time, whole blocks of every format
 constexpr int kChunkRowBlocks = 8;  // row blocks that share an unpacked chunk
 
+// The compilers' own tile intrinsics want literal register numbers; these take template arguments.
+template <int kTile>
+void tile_load(const void* p, int64_t stride) {
+  __asm__ volatile("tileloadd (%1,%2,1), %%tmm%c0" ::"i"(kTile), "r"(p), "r"(stride) : "memory");
+}
+template <int kTile>
+void tile_store(void* p, int64_t stride) {
+  __asm__ volatile("tilestored %%tmm%c0, (%1,%2,1)" ::"i"(kTile), "r"(p), "r"(stride) : "memory");
+}
+template <int kTile>
+void tile_zero() {
+  __asm__ volatile("tilezero %%tmm%c0" ::"i"(kTile));
+}
+template <int kC, int kA, int kB>
+void tile_dot() {
+  __asm__ volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kC), "i"(kA), "i"(kB));
+}
+
 constexpr int kC0 = 0, kC1 = 1, kC2 = 2, kC3 = 3, kA0 = 4, kA1 = 5, kB0 = 6, kB1 = 7;
 
 template <Format F>
@@ -75,23 +93,23 @@ template <Format F, int kOdd>
 void multiply(const int8_t* weights, const int8_t* q, int32_t* product) {
   if constexpr (kHalves<F>) {
     constexpr int kLow = kOdd ? kC2 : kC0, kHigh = kOdd ? kC3 : kC1;
-    _tile_loadd(kA0, q, kGroup);
-    _tile_loadd(kB0, weights, kVectorBytes);
-    _tile_loadd(kA1, q + kGroup / 2, kGroup);
-    _tile_loadd(kB1, weights + 4 * kVectorBytes, kVectorBytes);
-    _tile_zero(kLow);
-    _tile_zero(kHigh);
-    _tile_dpbssd(kLow, kA0, kB0);
-    _tile_dpbssd(kHigh, kA1, kB1);
-    _tile_stored(kLow, product, kVectorBytes);
-    _tile_stored(kHigh, product + kTileRows * kRowBlock, kVectorBytes);
+    tile_load<kA0>(q, kGroup);
+    tile_load<kB0>(weights, kVectorBytes);
+    tile_load<kA1>(q + kGroup / 2, kGroup);
+    tile_load<kB1>(weights + 4 * kVectorBytes, kVectorBytes);
+    tile_zero<kLow>();
+    tile_zero<kHigh>();
+    tile_dot<kLow, kA0, kB0>();
+    tile_dot<kHigh, kA1, kB1>();
+    tile_store<kLow>(product, kVectorBytes);
+    tile_store<kHigh>(product + kTileRows * kRowBlock, kVectorBytes);
   } else {
     constexpr int kC = kOdd ? kC1 : kC0, kA = kOdd ? kA1 : kA0, kB = kOdd ? kB1 : kB0;
-    _tile_loadd(kA, q, kGroup);
-    _tile_loadd(kB, weights, kVectorBytes);
-    _tile_zero(kC);
-    _tile_dpbssd(kC, kA, kB);
-    _tile_stored(kC, product, kVectorBytes);
+    tile_load<kA>(q, kGroup);
+    tile_load<kB>(weights, kVectorBytes);
+    tile_zero<kC>();
+    tile_dot<kC, kA, kB>();
+    tile_store<kC>(product, kVectorBytes);
   }
 }
 
@@ -176,7 +194,7 @@ void amx_tiles(const Matrix& m, const LinearInput& in, int begin, int end, const
           const int rows = x.block_rows(block);
           if (rows != configured) {
             const TileConfig config(rows, kHalves<F> ? kGroup / 2 : kGroup);
-            _tile_loadconfig(&config);
+            __asm__ volatile("ldtilecfg %0" ::"m"(config));
             configured = rows;
           }
           exact_chunk_rows<F, kRowBlock>(rows, chunk, count, x, block, g, totals[block - first]);
@@ -190,7 +208,7 @@ void amx_tiles(const Matrix& m, const LinearInput& in, int begin, int end, const
       }
     }
   }
-  _tile_release();
+  __asm__ volatile("tilerelease");
 }
 
 void amx_linear_tiles(const Matrix& m, const LinearInput& in, int begin, int end,

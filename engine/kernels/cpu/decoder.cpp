@@ -1,0 +1,351 @@
+#include "decoder.h"
+
+#include <algorithm>
+#include <cmath>
+#include <stdexcept>
+#include <string>
+
+#include "pack.h"
+
+namespace slipstream {
+namespace {
+
+constexpr int kPiecesPerThread = 8;  // dynamic shares of a loop, against uneven cores
+constexpr int kColumnsPerTask = 512;
+
+int padded(int block_size) { return static_cast<int>(round_up(block_size, 16)); }
+
+int64_t kv_bytes(KvType type) { return type == KvType::F32 ? 4 : 2; }
+
+void require(bool ok, const char* what) {
+  if (!ok) throw std::invalid_argument(what);
+}
+
+bool any_quantized(std::initializer_list<const Linear*> linears) {
+  return std::any_of(linears.begin(), linears.end(),
+                     [](const Linear* l) { return is_quantized(l->weight.format); });
+}
+
+}  // namespace
+
+Decoder::Decoder(ThreadPool& pool, const Kernels& kernels, DecoderShape shape, KvShape kv,
+                 Matrix embedding, Linear head, const float* final_norm,
+                 std::vector<LayerWeights> layers)
+    : pool_(pool),
+      kernels_(kernels),
+      shape_(std::move(shape)),
+      kv_shape_(kv),
+      embedding_(embedding),
+      head_(head),
+      final_norm_(final_norm),
+      layers_(std::move(layers)) {
+  require(kv.block_size > 0 && kv.num_blocks > 0, "the KV cache needs at least one block");
+  keys_bytes_ = round_up(int64_t{kv.num_blocks} * shape_.kv_heads * shape_.head_dim *
+                             padded(kv.block_size) * kv_bytes(kv.type), 64);
+  const int64_t values = int64_t{kv.num_blocks} * shape_.kv_heads * kv.block_size *
+                         round_up(shape_.head_dim, 16) * kv_bytes(kv.type);
+  layer_bytes_ = keys_bytes_ + round_up(values, 64);
+  kv_memory_ = Buffer(static_cast<size_t>(layer_bytes_) * layers_.size());
+}
+
+int64_t Decoder::kv_block_bytes(const DecoderShape& shape, int layers, int block_size,
+                                KvType type) {
+  const int64_t keys = int64_t{shape.head_dim} * padded(block_size);
+  const int64_t values = round_up(shape.head_dim, 16) * block_size;
+  return layers * shape.kv_heads * (keys + values) * kv_bytes(type);
+}
+
+KvLayer Decoder::kv_layer(int index) const {
+  uint8_t* base = kv_memory_.as<uint8_t>() + index * layer_bytes_;
+  KvLayer kv;
+  kv.keys = base;
+  kv.values = base + keys_bytes_;
+  kv.type = kv_shape_.type;
+  kv.heads = shape_.kv_heads;
+  kv.head_dim = shape_.head_dim;
+  kv.block_size = kv_shape_.block_size;
+  kv.padded_block = padded(kv_shape_.block_size);
+  return kv;
+}
+
+void Decoder::check(const Step& step) const {
+  const int64_t slots = int64_t{kv_shape_.block_size} * kv_shape_.num_blocks;
+  require(step.slices > 0 && step.query_starts[0] == 0, "query_starts must begin with 0");
+  require(step.query_starts[step.slices] == step.tokens, "query_starts must end with the tokens");
+  for (int t = 0; t < step.tokens; ++t) {
+    require(step.token_ids[t] >= 0 && step.token_ids[t] < shape_.vocab, "token id out of range");
+    require(step.slots[t] >= 0 && step.slots[t] < slots, "KV slot out of range");
+  }
+  for (int s = 0; s < step.slices; ++s) {
+    const int begin = step.query_starts[s], end = step.query_starts[s + 1];
+    const int blocks = static_cast<int>(ceil_div(step.context_lens[s], kv_shape_.block_size));
+    require(end > begin, "a slice needs at least one token");
+    require(blocks <= step.table_width, "block_tables is too narrow for context_lens");
+    for (int t = begin; t < end; ++t) {
+      require(step.positions[t] >= 0 && step.positions[t] < step.context_lens[s],
+              "a position lies outside its slice's context");
+    }
+    for (int b = 0; b < blocks; ++b) {
+      const int block = step.block_tables[int64_t{s} * step.table_width + b];
+      require(block >= 0 && block < kv_shape_.num_blocks, "KV block out of range");
+    }
+  }
+  for (int l = 0; l < step.logits; ++l) {
+    require(step.logit_rows[l] >= 0 && step.logit_rows[l] < step.tokens,
+            "a logit row lies outside the step");
+  }
+}
+
+void Decoder::reserve(Rows& rows, int count, int cols) {
+  rows.cols = cols;
+  rows.stride = round_up(cols, 16);
+  rows.values.ensure<float>(static_cast<size_t>(count * rows.stride));
+  // Blocks of 8 groups are the widest a format pads to.
+  rows.quantized.groups = static_cast<int>(round_up(ceil_div(cols, kGroup), 8));
+  const size_t groups = static_cast<size_t>(count) * static_cast<size_t>(rows.quantized.groups);
+  rows.quantized.q = rows.q.ensure<int8_t>(groups * kGroup);
+  rows.quantized.scale = rows.scale.ensure<float>(groups);
+  rows.quantized.scaled_sum = rows.scaled_sum.ensure<float>(groups);
+  rows.quantized.negated_sums = rows.sums.ensure<int32_t>(groups * kSumKinds);
+}
+
+void Decoder::prepare(const Step& step) {
+  const size_t t = static_cast<size_t>(step.tokens);
+  const int q_width = shape_.heads * shape_.head_dim, kv_width = shape_.kv_heads * shape_.head_dim;
+  reserve(normed_, step.tokens, shape_.hidden);
+  reserve(attended_, step.tokens, q_width);
+  reserve(gated_, step.tokens, shape_.intermediate);
+  hidden_.ensure<float>(t * static_cast<size_t>(shape_.hidden));
+  branch_.ensure<float>(t * static_cast<size_t>(shape_.hidden));
+  q_.ensure<float>(t * static_cast<size_t>(q_width));
+  k_.ensure<float>(t * static_cast<size_t>(kv_width));
+  v_.ensure<float>(t * static_cast<size_t>(kv_width));
+  gate_.ensure<float>(t * static_cast<size_t>(shape_.intermediate));
+  up_.ensure<float>(t * static_cast<size_t>(shape_.intermediate));
+  rope_tables(step);
+  attention_chunks(step);
+}
+
+void Decoder::rope_tables(const Step& step) {
+  const int half = shape_.head_dim / 2;
+  const size_t kinds = shape_.inverse_frequencies.size();
+  const size_t count = kinds * static_cast<size_t>(step.tokens) * static_cast<size_t>(half);
+  float* cos = cos_.ensure<float>(count);
+  float* sin = sin_.ensure<float>(count);
+  pool_.run(step.tokens * static_cast<int>(kinds), 16, [&](int begin, int end, int) {
+    for (int i = begin; i < end; ++i) {
+      const std::vector<float>& inverse =
+          shape_.inverse_frequencies[static_cast<size_t>(i / step.tokens)];
+      const float position = static_cast<float>(step.positions[i % step.tokens]);
+      for (int d = 0; d < half; ++d) {
+        const float angle = position * inverse[static_cast<size_t>(d)];
+        cos[int64_t{i} * half + d] = std::cos(angle);
+        sin[int64_t{i} * half + d] = std::sin(angle);
+      }
+    }
+  });
+}
+
+void Decoder::attention_chunks(const Step& step) {
+  const int per_kv = shape_.heads / shape_.kv_heads;
+  chunks_.clear();
+  int64_t widest = 0;
+  for (int s = 0; s < step.slices; ++s) {
+    const int queries = (step.query_starts[s + 1] - step.query_starts[s]) * per_kv;
+    for (int h = 0; h < shape_.kv_heads; ++h) {
+      for (int first = 0; first < queries; first += kMaxQueries) {
+        chunks_.push_back({s, h, first, std::min(kMaxQueries, queries - first)});
+      }
+    }
+    widest = std::max<int64_t>(widest, ceil_div(step.context_lens[s], kv_shape_.block_size));
+  }
+  scores_per_thread_ = kMaxQueries * widest * padded(kv_shape_.block_size);
+  scores_.ensure<float>(static_cast<size_t>(scores_per_thread_ * pool_.threads()));
+}
+
+void Decoder::embed(const Step& step) {
+  float* hidden = hidden_.as<float>();
+  pool_.run(step.tokens, 4, [&](int begin, int end, int) {
+    for (int t = begin; t < end; ++t) {
+      float* row = hidden + int64_t{t} * shape_.hidden;
+      dequantize_row(embedding_, step.token_ids[t], row);
+      if (shape_.embedding_scale == 1.0f) continue;
+      for (int i = 0; i < shape_.hidden; ++i) row[i] *= shape_.embedding_scale;
+    }
+  });
+}
+
+void Decoder::normalize(const float* x, int64_t stride, int count, const float* weight, Rows& to,
+                        bool quantize) {
+  to.quantized.rows = count;
+  pool_.run(count, std::max(4, count / (pool_.threads() * 2)), [&](int begin, int end, int) {
+    for (int r = begin; r < end; ++r) {
+      kernels_.rms_norm(x + r * stride, weight, to.cols, shape_.norm_eps, to.row(r));
+      if (quantize) {
+        kernels_.quantize_groups(to.row(r), to.cols, r, 0, to.quantized.groups, to.quantized);
+      }
+    }
+  });
+}
+
+void Decoder::project(const Rows& input, int count, std::initializer_list<Output> outputs) {
+  LinearInput in;
+  in.quantized = input.quantized;
+  in.x = input.values.as<float>();
+  in.stride = input.stride;
+  in.rows = count;
+  int total = 0;
+  for (const Output& o : outputs) total += o.linear->weight.tiles();
+  const int grain = std::max(1, total / (pool_.threads() * kPiecesPerThread));
+  pool_.run(total, grain, [&](int begin, int end, int) {
+    int base = 0;
+    for (const Output& o : outputs) {
+      const int tiles = o.linear->weight.tiles();
+      const int from = std::max(begin - base, 0), to = std::min(end - base, tiles);
+      if (from < to) {
+        const LinearOutput out{o.out, o.stride, o.linear->bias, o.accumulate};
+        kernels_.linear_tiles(o.linear->weight, in, from, to, out);
+      }
+      base += tiles;
+    }
+  });
+}
+
+void Decoder::rotate_and_store(const Step& step, const LayerWeights& w, const KvLayer& kv) {
+  const int dim = shape_.head_dim, per_kv = shape_.heads / shape_.kv_heads;
+  const int64_t table = int64_t{w.rope_table} * step.tokens * (dim / 2);
+  pool_.run(step.tokens * shape_.kv_heads, 8, [&](int begin, int end, int) {
+    for (int i = begin; i < end; ++i) {
+      const int t = i / shape_.kv_heads, h = i % shape_.kv_heads;
+      const float* cos = cos_.as<float>() + table + int64_t{t} * (dim / 2);
+      const float* sin = sin_.as<float>() + table + int64_t{t} * (dim / 2);
+      float* queries = q_.as<float>() + (int64_t{t} * shape_.heads + int64_t{h} * per_kv) * dim;
+      for (int j = 0; j < per_kv; ++j) {
+        float* q = queries + j * dim;
+        if (w.q_norm != nullptr) kernels_.rms_norm(q, w.q_norm, dim, shape_.norm_eps, q);
+        kernels_.rope(q, cos, sin, dim);
+      }
+      const int64_t at = (int64_t{t} * shape_.kv_heads + h) * dim;
+      float* key = k_.as<float>() + at;
+      if (w.k_norm != nullptr) kernels_.rms_norm(key, w.k_norm, dim, shape_.norm_eps, key);
+      kernels_.rope(key, cos, sin, dim);
+      kernels_.write_kv(kv, step.slots[t], h, key, v_.as<float>() + at);
+    }
+  });
+}
+
+void Decoder::attend(const Step& step, const LayerWeights& w, const KvLayer& kv) {
+  const int dim = shape_.head_dim, per_kv = shape_.heads / shape_.kv_heads;
+  pool_.run(static_cast<int>(chunks_.size()), 1, [&](int begin, int end, int thread) {
+    for (int c = begin; c < end; ++c) {
+      const QueryChunk& chunk = chunks_[static_cast<size_t>(c)];
+      AttentionTask task;
+      task.kv = &kv;
+      task.block_table = step.block_tables + int64_t{chunk.slice} * step.table_width;
+      task.kv_head = chunk.kv_head;
+      task.queries = chunk.count;
+      task.window = w.window;
+      task.scale = shape_.attention_scale;
+      task.scores = scores_.as<float>() + thread * scores_per_thread_;
+      for (int i = 0; i < chunk.count; ++i) {
+        const int query = chunk.first + i;
+        const int t = step.query_starts[chunk.slice] + query / per_kv;
+        const int head = chunk.kv_head * per_kv + query % per_kv;
+        task.position[i] = step.positions[t];
+        task.q[i] = q_.as<float>() + (int64_t{t} * shape_.heads + head) * dim;
+        task.out[i] = attended_.row(t) + int64_t{head} * dim;
+      }
+      kernels_.attention(task);
+    }
+  });
+}
+
+void Decoder::quantize(Rows& rows, int count) {
+  rows.quantized.rows = count;
+  const int per_task = kColumnsPerTask / kGroup;
+  const int tasks = static_cast<int>(ceil_div(rows.quantized.groups, per_task));
+  pool_.run(count * tasks, 8, [&](int begin, int end, int) {
+    for (int i = begin; i < end; ++i) {
+      const int r = i / tasks, first = i % tasks * per_task;
+      const int last = std::min(first + per_task, rows.quantized.groups);
+      kernels_.quantize_groups(rows.row(r), rows.cols, r, first, last, rows.quantized);
+    }
+  });
+}
+
+void Decoder::gate(int count, bool quantize) {
+  gated_.quantized.rows = count;
+  const int tasks = static_cast<int>(ceil_div(gated_.quantized.groups * kGroup, kColumnsPerTask));
+  pool_.run(count * tasks, std::max(2, count / 8), [&](int begin, int end, int) {
+    for (int i = begin; i < end; ++i) {
+      const int r = i / tasks, first = i % tasks * kColumnsPerTask;
+      const int n = std::min(kColumnsPerTask, shape_.intermediate - first);
+      const int64_t at = int64_t{r} * shape_.intermediate + first;
+      if (n > 0) {
+        kernels_.gated(gate_.as<float>() + at, up_.as<float>() + at, n, shape_.activation,
+                       gated_.row(r) + first);
+      }
+      if (!quantize) continue;
+      const int last = std::min((first + kColumnsPerTask) / kGroup, gated_.quantized.groups);
+      kernels_.quantize_groups(gated_.row(r), gated_.cols, r, first / kGroup, last,
+                               gated_.quantized);
+    }
+  });
+}
+
+// hidden += norm(branch), for the architectures that normalize a branch before adding it.
+void Decoder::add_residual(int count, const float* post_norm) {
+  pool_.run(count, 4, [&](int begin, int end, int) {
+    for (int r = begin; r < end; ++r) {
+      float* branch = branch_.as<float>() + int64_t{r} * shape_.hidden;
+      kernels_.rms_norm(branch, post_norm, shape_.hidden, shape_.norm_eps, branch);
+      kernels_.add(branch, shape_.hidden, hidden_.as<float>() + int64_t{r} * shape_.hidden);
+    }
+  });
+}
+
+void Decoder::layer(const Step& step, int index) {
+  const LayerWeights& w = layers_[static_cast<size_t>(index)];
+  const KvLayer kv = kv_layer(index);
+  const int n = step.tokens, hidden = shape_.hidden;
+  const int q_width = shape_.heads * shape_.head_dim, kv_width = shape_.kv_heads * shape_.head_dim;
+
+  normalize(hidden_.as<float>(), hidden, n, w.attention_norm, normed_,
+            any_quantized({&w.q, &w.k, &w.v}));
+  project(normed_, n, {{&w.q, q_.as<float>(), q_width, false},
+                       {&w.k, k_.as<float>(), kv_width, false},
+                       {&w.v, v_.as<float>(), kv_width, false}});
+  rotate_and_store(step, w, kv);
+  attend(step, w, kv);
+  if (any_quantized({&w.o})) quantize(attended_, n);
+  const bool norm_attention = w.post_attention_norm != nullptr;
+  project(attended_, n,
+          {{&w.o, (norm_attention ? branch_ : hidden_).as<float>(), hidden, !norm_attention}});
+  if (norm_attention) add_residual(n, w.post_attention_norm);
+
+  normalize(hidden_.as<float>(), hidden, n, w.mlp_norm, normed_, any_quantized({&w.gate, &w.up}));
+  project(normed_, n, {{&w.gate, gate_.as<float>(), shape_.intermediate, false},
+                       {&w.up, up_.as<float>(), shape_.intermediate, false}});
+  gate(n, any_quantized({&w.down}));
+  const bool norm_mlp = w.post_mlp_norm != nullptr;
+  project(gated_, n, {{&w.down, (norm_mlp ? branch_ : hidden_).as<float>(), hidden, !norm_mlp}});
+  if (norm_mlp) add_residual(n, w.post_mlp_norm);
+}
+
+void Decoder::forward(const Step& step, float* logits) {
+  check(step);
+  const ThreadPool::Region region(pool_);
+  prepare(step);
+  embed(step);
+  for (int i = 0; i < static_cast<int>(layers_.size()); ++i) layer(step, i);
+  if (step.logits == 0) return;
+  float* wanted = branch_.as<float>();
+  for (int l = 0; l < step.logits; ++l) {
+    const float* row = hidden_.as<float>() + int64_t{step.logit_rows[l]} * shape_.hidden;
+    std::copy_n(row, shape_.hidden, wanted + int64_t{l} * shape_.hidden);
+  }
+  normalize(wanted, shape_.hidden, step.logits, final_norm_, normed_, any_quantized({&head_}));
+  project(normed_, step.logits, {{&head_, logits, shape_.vocab, false}});
+}
+
+}  // namespace slipstream

@@ -1,0 +1,127 @@
+// The forward pass of a Llama-shaped decoder over paged KV blocks.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "buffer.h"
+#include "kernels.h"
+#include "thread_pool.h"
+
+namespace slipstream {
+
+struct Linear {
+  Matrix weight;
+  const float* bias = nullptr;
+};
+
+struct LayerWeights {
+  Linear q, k, v, o, gate, up, down;
+  const float* attention_norm = nullptr;
+  const float* mlp_norm = nullptr;
+  const float* q_norm = nullptr;               // [head_dim], optional
+  const float* k_norm = nullptr;
+  const float* post_attention_norm = nullptr;  // before the residual sum (Gemma), optional
+  const float* post_mlp_norm = nullptr;
+  int window = 0;      // 0: full attention
+  int rope_table = 0;  // index into DecoderShape::inverse_frequencies
+};
+
+struct DecoderShape {
+  int hidden = 0;
+  int intermediate = 0;
+  int heads = 0;
+  int kv_heads = 0;
+  int head_dim = 0;
+  int vocab = 0;
+  int max_positions = 0;
+  float norm_eps = 0.0f;
+  float attention_scale = 0.0f;
+  float embedding_scale = 1.0f;
+  Activation activation = Activation::Silu;
+  std::vector<std::vector<float>> inverse_frequencies;  // each [head_dim / 2]
+};
+
+struct KvShape {
+  int block_size = 0;
+  int num_blocks = 0;
+  KvType type = KvType::F32;
+};
+
+// A packed step (engine.plan.PackedStep) with validated extents.
+struct Step {
+  int tokens = 0, slices = 0, logits = 0, table_width = 0;
+  const int32_t* token_ids = nullptr;
+  const int32_t* positions = nullptr;
+  const int64_t* slots = nullptr;
+  const int32_t* query_starts = nullptr;
+  const int32_t* context_lens = nullptr;
+  const int32_t* block_tables = nullptr;
+  const int32_t* logit_rows = nullptr;
+};
+
+class Decoder {
+ public:
+  Decoder(ThreadPool& pool, const Kernels& kernels, DecoderShape shape, KvShape kv, Matrix embedding,
+          Linear head, const float* final_norm, std::vector<LayerWeights> layers);
+
+  // Writes K and V of every token to its slot and float32 logits [step.logits, vocab].
+  // Throws std::invalid_argument for an index out of range.
+  void forward(const Step& step, float* logits);
+
+  static int64_t kv_block_bytes(const DecoderShape& shape, int layers, int block_size, KvType type);
+
+ private:
+  struct Rows {  // activations of the step, float and (when some consumer wants them) quantized
+    Buffer values, q, scale, scaled_sum, sums;
+    int cols = 0;
+    int64_t stride = 0;
+    QuantizedRows quantized;
+    float* row(int64_t r) const { return values.as<float>() + r * stride; }
+  };
+  struct Output {
+    const Linear* linear;
+    float* out;
+    int64_t stride;
+    bool accumulate;
+  };
+  struct QueryChunk {
+    int slice, kv_head, first, count;
+  };
+
+  void check(const Step& step) const;
+  void reserve(Rows& rows, int count, int cols);
+  void prepare(const Step& step);
+  void rope_tables(const Step& step);
+  void attention_chunks(const Step& step);
+  void embed(const Step& step);
+  void layer(const Step& step, int index);
+  void normalize(const float* x, int64_t stride, int count, const float* weight, Rows& to,
+                 bool quantize);
+  void rotate_and_store(const Step& step, const LayerWeights& w, const KvLayer& kv);
+  void attend(const Step& step, const LayerWeights& w, const KvLayer& kv);
+  void quantize(Rows& rows, int count);
+  void gate(int count, bool quantize);
+  void add_residual(int count, const float* post_norm);
+  void project(const Rows& input, int count, std::initializer_list<Output> outputs);
+  KvLayer kv_layer(int index) const;
+
+  ThreadPool& pool_;
+  const Kernels& kernels_;
+  const DecoderShape shape_;
+  const KvShape kv_shape_;
+  const Matrix embedding_;
+  const Linear head_;
+  const float* const final_norm_;
+  const std::vector<LayerWeights> layers_;
+  Buffer kv_memory_;
+  int64_t layer_bytes_ = 0;
+  int64_t keys_bytes_ = 0;
+
+  Rows normed_, attended_, gated_;
+  Buffer hidden_, q_, k_, v_, gate_, up_, branch_, cos_, sin_, scores_;
+  std::vector<QueryChunk> chunks_;
+  int64_t scores_per_thread_ = 0;
+};
+
+}  // namespace slipstream

@@ -1,0 +1,92 @@
+#include "thread_pool.h"
+
+#include <stdexcept>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace slipstream {
+namespace {
+
+constexpr int kSpins = 20000;       // about a millisecond of pauses, should a caller be held up
+constexpr int kSpinsToYield = 4000;
+
+void relax() {
+#if defined(__x86_64__)
+  _mm_pause();
+#elif defined(__aarch64__)
+  __asm__ __volatile__("yield");
+#endif
+}
+
+}  // namespace
+
+ThreadPool::ThreadPool(int threads) {
+  if (threads < 1) throw std::invalid_argument("threads must be at least 1");
+  for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { worker_loop(i); });
+}
+
+ThreadPool::~ThreadPool() {
+  stop_.store(true);
+  generation_.fetch_add(1);
+  {
+    const std::lock_guard<std::mutex> lock(sleep_mutex_);
+    wake_.notify_all();
+  }
+  for (std::thread& worker : workers_) worker.join();
+}
+
+void ThreadPool::start(const Job& job) {
+  job_ = job;
+  next_.store(0, std::memory_order_relaxed);
+  busy_.store(static_cast<int>(workers_.size()), std::memory_order_relaxed);
+  generation_.fetch_add(1);  // sequentially consistent against sleepers_ in next_generation
+  if (sleepers_.load() > 0) {
+    const std::lock_guard<std::mutex> lock(sleep_mutex_);
+    wake_.notify_all();
+  }
+  work(0);
+  for (int spins = 0; busy_.load(std::memory_order_acquire) > 0; ++spins) {
+    if (spins < kSpinsToYield) {
+      relax();
+    } else {
+      std::this_thread::yield();
+    }
+  }
+}
+
+void ThreadPool::work(int thread) {
+  const Job job = job_;
+  for (;;) {
+    const int begin = next_.fetch_add(job.grain, std::memory_order_relaxed);
+    if (begin >= job.tasks) return;
+    const int end = begin + job.grain < job.tasks ? begin + job.grain : job.tasks;
+    job.call(job.fn, begin, end, thread);
+  }
+}
+
+uint64_t ThreadPool::next_generation(uint64_t seen) {
+  for (int spins = 0; spins < kSpins && spinning_.load(std::memory_order_relaxed); ++spins) {
+    const uint64_t now = generation_.load(std::memory_order_acquire);
+    if (now != seen) return now;
+    relax();
+  }
+  std::unique_lock<std::mutex> lock(sleep_mutex_);
+  sleepers_.fetch_add(1);
+  wake_.wait(lock, [&] { return generation_.load() != seen; });
+  sleepers_.fetch_sub(1);
+  return generation_.load();
+}
+
+void ThreadPool::worker_loop(int thread) {
+  uint64_t seen = 0;
+  for (;;) {
+    seen = next_generation(seen);
+    if (stop_.load()) return;
+    work(thread);
+    busy_.fetch_sub(1, std::memory_order_release);
+  }
+}
+
+}  // namespace slipstream
