@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -184,26 +186,34 @@ def _write_json(path: Path, values: dict[str, Any]) -> None:
 
 def _write_float32_weights(path: Path, template: Path, folder: Path) -> None:
     import torch
-    from transformers import AutoModelForCausalLM
+    from safetensors.torch import save_model
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    with _quiet_transformers():
+    # Given the configuration, transformers doesn't read the file a second time for it.
+    config = AutoConfig.from_pretrained(template)
+    with _transformers_progress():
         model = AutoModelForCausalLM.from_pretrained(
-            path.parent, gguf_file=path.name, dtype=torch.float32
+            path.parent, gguf_file=path.name, config=config, dtype=torch.float32
         )
-        model.save_pretrained(folder)
+    # Not save_pretrained: transformers counts a model that came from a GGUF as quantised.
+    save_model(model, str(folder / "model.safetensors"), metadata={"format": "pt"})
     for file in template.iterdir():
         shutil.copyfile(file, folder / file.name)
 
 
 @contextmanager
-def _quiet_transformers() -> Iterator[None]:
-    """Without transformers' own progress bars: they count tensors, at odds with the log."""
+def _transformers_progress() -> Iterator[None]:
+    """Keep the bar that counts unpacked tensors, on a terminal; drop transformers' other ones."""
     from transformers.utils import logging as transformers_logging
 
     had_bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
-        yield
+        with ExitStack() as stack:
+            if not sys.stderr.isatty():
+                sink = stack.enter_context(Path(os.devnull).open("w", encoding="utf-8"))
+                stack.enter_context(redirect_stderr(sink))
+            yield
     finally:
         if had_bars:
             transformers_logging.enable_progress_bar()
