@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from types import MappingProxyType
 
 SEED_MASK = (1 << 63) - 1
 
@@ -57,7 +56,7 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
-    logit_bias: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
+    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
     min_tokens: int = 0
     stop: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()

@@ -74,7 +74,6 @@ def test_youngest_is_preempted_and_draft_never_preempts() -> None:
     scheduler.add(make_request([2] * 7, "young"))
     for _ in range(3):
         commit_all(scheduler, scheduler.schedule({}))
-    assert scheduler.num_running == 1 or scheduler.pool.num_free == 0
     plan = scheduler.schedule({"old": (1,) * 8})
     assert scheduler.counters.preemptions == 1
     assert [p.request_id for p in plan.slices] == ["old"]
@@ -136,9 +135,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def arrive(self, prompt: list[int], max_tokens: int, scored: bool) -> None:
         name = f"r{next(self.names)}"
         self.scheduler.add(
-            make_request(
-                prompt, name, max_tokens=max_tokens, prompt_logprobs=0 if scored else None
-            )
+            make_request(prompt, name, max_tokens=max_tokens, prompt_logprobs=0 if scored else None)
         )
         self.wanted[name] = max_tokens
 

@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+@pytest.fixture(scope="session")
+def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama with a byte-level tokenizer and a chat template."""
+    from tests.tiny_models import make_tiny_model
+
+    return make_tiny_model(tmp_path_factory.mktemp("models") / "tiny-llama")
+
+
+@pytest.fixture(scope="session")
+def tiny_draft_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A smaller one, trained less, with a SentencePiece-style tokenizer and another template."""
+    from tests.tiny_models import make_tiny_model
+
+    return make_tiny_model(
+        tmp_path_factory.mktemp("models") / "tiny-draft",
+        style="sentencepiece",
+        vocab_size=500,
+        hidden=48,
+        steps=90,
+        seed=1,
+    )

@@ -1,0 +1,185 @@
+"""Promise 1 on trained tiny models: the same tokens, whatever speculates and whoever shares."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.admission import ModelLimits
+from engine.blocks import BlockPool
+from engine.core import EngineCore
+from engine.draft.draft_model import DraftModel
+from engine.draft.drafter import Drafter
+from engine.draft.ngram import NgramDrafter
+from engine.draft.universal import UniversalDrafter
+from engine.models.runner import KvBudget
+from engine.models.torch_runner import TorchRunner
+from engine.request import ChatPrompt, GenerationRequest, TextPrompt
+from engine.scheduler import Scheduler
+from engine.text.tokenizer import TextTokenizer
+from tests.engine.helpers import make_request, run_all, tokens_of
+from tests.tiny_models import sentences
+
+SAMPLED = {
+    "temperature": 0.8,
+    "top_p": 0.9,
+    "presence_penalty": 0.3,
+    "frequency_penalty": 0.1,
+    "repetition_penalty": 1.05,
+}
+DRAFTINGS = ["plain", "ngram", "universal", "universal+ngram"]
+
+
+@functools.cache
+def runner(folder: Path, num_blocks: int) -> TorchRunner:
+    made = TorchRunner.load(
+        folder,
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        budget=KvBudget(16, memory_bytes=1 << 30, max_requests=num_blocks * 16 // 512),
+    )
+    assert made.num_blocks == num_blocks
+    return made
+
+
+@functools.cache
+def tokenizer(folder: Path) -> TextTokenizer:
+    return TextTokenizer.load(folder)
+
+
+def universal(target: Path, draft: Path, draft_runner: TorchRunner) -> UniversalDrafter:
+    model = DraftModel(draft_runner, max_context=512, max_step_tokens=64)
+    return UniversalDrafter(model, tokenizer(draft), tokenizer(target))
+
+
+def make_drafters(target: Path, draft: Path, drafting: str) -> list[Drafter]:
+    available: dict[str, Callable[[], Drafter]] = {
+        "ngram": lambda: NgramDrafter(min_match=2, max_match=4),
+        "universal": lambda: universal(target, draft, runner(draft, 128)),
+    }
+    return [available[name]() for name in drafting.split("+") if name != "plain"]
+
+
+def make_engine(target: Path, drafters: Sequence[Drafter], *, num_blocks: int = 256) -> EngineCore:
+    ticks = itertools.count()
+    model = runner(target, num_blocks)
+    return EngineCore(
+        model_name="tiny",
+        target=model,
+        tokenizer=tokenizer(target),
+        scheduler=Scheduler(
+            BlockPool(num_blocks, 16),
+            max_running=8,
+            max_step_tokens=128,
+            prefill_chunk=48,
+            clock=lambda: float(next(ticks)),
+        ),
+        drafters=drafters,
+        draft_length=5,
+        limits=ModelLimits(512, model.info.vocab_size),
+        clock=lambda: float(next(ticks)),
+    )
+
+
+def requests_for(target: Path, params: dict[str, Any], count: int) -> list[GenerationRequest]:
+    tokens = tokenizer(target)
+    requests = []
+    for index in range(count):
+        text = sentences(1 + 3 * index, seed=index)[: -3 - index]
+        if index % 2:
+            messages = ({"role": "user", "content": text},)
+            prompt, source = tokens.encode_chat(messages), ChatPrompt(messages)
+        else:
+            prompt, source = tokens.encode(text), TextPrompt(text)
+        requests.append(
+            make_request(prompt, f"r{index}", source, max_tokens=40 + index, seed=index, **params)
+        )
+    return requests
+
+
+@functools.cache
+def plain_alone(target: Path, sampled: bool, count: int = 8) -> dict[str, list[int]]:
+    answers = {}
+    for request in requests_for(target, SAMPLED if sampled else {}, count):
+        core = make_engine(target, [])
+        answers[request.request_id] = tokens_of(run_all(core, [request])[request.request_id])
+    return answers
+
+
+def answers_of(core: EngineCore, requests: Sequence[GenerationRequest]) -> dict[str, list[int]]:
+    return {name: tokens_of(out) for name, out in run_all(core, requests).items()}
+
+
+@pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("drafting", DRAFTINGS)
+def test_alone_and_in_a_mixed_batch(
+    drafting: str, sampled: bool, tiny_model_dir: Path, tiny_draft_dir: Path
+) -> None:
+    expected = plain_alone(tiny_model_dir, sampled)
+    requests = requests_for(tiny_model_dir, SAMPLED if sampled else {}, 8)
+    drafters = functools.partial(make_drafters, tiny_model_dir, tiny_draft_dir, drafting)
+    together = make_engine(tiny_model_dir, drafters())
+    assert answers_of(together, requests) == expected
+    alone = make_engine(tiny_model_dir, drafters())
+    assert answers_of(alone, requests[5:6]) == {"r5": expected["r5"]}
+    for name, figures in together.metrics.drafters.items():
+        if not sampled or name == "universal":
+            assert figures.accepted_tokens > 0
+        assert figures.failures == 0
+
+
+@pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("drafting", DRAFTINGS)
+def test_with_preemption_and_prefix_cache_hits(
+    drafting: str, sampled: bool, tiny_model_dir: Path, tiny_draft_dir: Path
+) -> None:
+    expected = plain_alone(tiny_model_dir, sampled)
+    requests = requests_for(tiny_model_dir, SAMPLED if sampled else {}, 8)
+    drafters = functools.partial(make_drafters, tiny_model_dir, tiny_draft_dir, drafting)
+    starved = make_engine(tiny_model_dir, drafters(), num_blocks=32)
+    assert answers_of(starved, requests) == expected
+    assert starved.metrics.preemptions > 0
+    core = make_engine(tiny_model_dir, drafters())
+    assert answers_of(core, requests) == expected
+    hits = core.metrics.prefix_hits
+    assert answers_of(core, requests) == expected
+    assert core.metrics.prefix_hits - hits > 200
+
+
+def test_universal_drafts_many_tokens_a_pass(tiny_model_dir: Path, tiny_draft_dir: Path) -> None:
+    """Text crosses tokenizers with emoji and accents in it, or drafts would rarely be accepted."""
+    drafters = make_drafters(tiny_model_dir, tiny_draft_dir, "universal")
+    core = make_engine(tiny_model_dir, drafters)
+    run_all(core, requests_for(tiny_model_dir, {}, 8))
+    assert core.metrics.generated_tokens / core.metrics.target_passes > 1.7
+
+
+def test_same_model_as_its_own_draft_is_almost_always_right(tiny_model_dir: Path) -> None:
+    core = make_engine(tiny_model_dir, make_drafters(tiny_model_dir, tiny_model_dir, "universal"))
+    run_all(core, requests_for(tiny_model_dir, {}, 8))
+    figures = core.metrics.drafters["universal"]
+    assert figures.accepted_tokens / figures.draft_tokens > 0.9
+
+
+def test_drafts_survive_a_draft_cache_that_is_too_small(
+    tiny_model_dir: Path, tiny_draft_dir: Path
+) -> None:
+    small = TorchRunner.load(
+        tiny_draft_dir,
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        budget=KvBudget(16, memory_bytes=20 * 16 * 384, max_requests=8),
+    )
+    assert small.num_blocks == 20
+    drafter = universal(tiny_model_dir, tiny_draft_dir, small)
+    core = make_engine(tiny_model_dir, [drafter])
+    requests = requests_for(tiny_model_dir, {}, 8)
+    assert answers_of(core, requests) == plain_alone(tiny_model_dir, False)
+    assert core.metrics.drafters["universal"].accepted_tokens > 0
+    assert core.metrics.drafters["universal"].failures == 0

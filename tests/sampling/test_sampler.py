@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from engine.request import SamplingParams
+from engine.sampling.logprobs import token_logprobs
+from engine.sampling.noise import MAX_NOISE, gumbel_noise, row_keys
+from engine.sampling.restrict import restrict
+from engine.sampling.sampler import sample
+
+NUM_SAMPLES = 20_000
+
+
+def params(**values: Any) -> SamplingParams:
+    return SamplingParams(**({"max_tokens": 1, "seed": 0} | values))
+
+
+def reference_distribution(logits: np.ndarray, p: SamplingParams) -> np.ndarray:
+    """The definition, spelt out: scale, keep top-k, then the nucleus, then min-p; renormalise."""
+    scaled = logits.astype(np.float64) / p.temperature
+    order = np.argsort(-scaled, kind="stable")
+    probs = np.exp(scaled - scaled.max())
+    if p.top_k:
+        probs[order[p.top_k :]] = 0.0
+    probs /= probs.sum()
+    if p.top_p < 1.0:
+        before = np.cumsum(probs[order]) - probs[order]
+        probs[order[before >= p.top_p]] = 0.0
+    probs[probs < p.min_p * probs.max()] = 0.0
+    return probs / probs.sum()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": 1.0},
+        {"temperature": 0.6},
+        {"temperature": 1.7},
+        {"temperature": 1.0, "top_k": 5},
+        {"temperature": 1.0, "top_p": 0.7},
+        {"temperature": 1.3, "min_p": 0.1},
+        {"temperature": 0.9, "top_k": 20, "top_p": 0.9, "min_p": 0.02},
+    ],
+)
+def test_sampled_frequencies_are_the_distribution(settings: dict[str, Any]) -> None:
+    logits = torch.tensor(np.random.default_rng(1).normal(0, 2, 50).astype(np.float32))
+    p = params(**settings, seed=12345)
+    expected = reference_distribution(logits.numpy(), p)
+    drawn = sample(logits.expand(NUM_SAMPLES, -1), [p] * NUM_SAMPLES, list(range(NUM_SAMPLES)))
+    counts = np.bincount(drawn, minlength=50)
+    assert counts[expected == 0].sum() == 0
+    frequent = expected * NUM_SAMPLES >= 5
+    observed = np.append(counts[frequent], counts[~frequent].sum())
+    wanted = np.append(expected[frequent], expected[~frequent].sum()) * NUM_SAMPLES
+    observed, wanted = observed[wanted > 0], wanted[wanted > 0]
+    assert stats.chisquare(observed, wanted).pvalue > 1e-3
+
+
+def test_samples_over_seeds_follow_the_distribution_too() -> None:
+    logits = torch.tensor([0.0, 1.0, 2.0, -1.0])
+    seeds = [params(temperature=1.0, seed=i) for i in range(NUM_SAMPLES)]
+    counts = np.bincount(
+        sample(logits.expand(NUM_SAMPLES, -1), seeds, [3] * NUM_SAMPLES), minlength=4
+    )
+    wanted = logits.softmax(0).double().numpy()
+    assert stats.chisquare(counts, wanted / wanted.sum() * NUM_SAMPLES).pvalue > 1e-3
+
+
+def test_a_row_is_sampled_the_same_alone_and_in_a_batch() -> None:
+    logits = torch.randn(16, 1000, generator=torch.Generator().manual_seed(2)) * 3
+    mixed = [
+        params(temperature=0.0 if i % 3 == 0 else 1.0, top_p=0.9 if i % 2 else 1.0, seed=i)
+        for i in range(16)
+    ]
+    together = sample(logits, mixed, list(range(16)))
+    alone = [sample(logits[i : i + 1], [mixed[i]], [i])[0] for i in range(16)]
+    assert together == alone
+
+
+def test_leaving_out_hopeless_tokens_changes_nothing() -> None:
+    logits = torch.randn(64, 4000, generator=torch.Generator().manual_seed(3)) * 6
+    rows = [params(temperature=1.0, seed=i) for i in range(64)]
+    keys = row_keys(torch.arange(64), torch.zeros(64, dtype=torch.int64))
+    noise = gumbel_noise(keys[:, None].expand(-1, 4000), torch.arange(4000).expand(64, -1))
+    assert sample(logits, rows, [0] * 64) == (logits.double() + noise).argmax(1).tolist()
+
+
+def test_noise_is_standard_gumbel_and_bounded() -> None:
+    keys = row_keys(torch.tensor([7]), torch.tensor([9]))
+    noise = gumbel_noise(keys.expand(200_000), torch.arange(200_000))
+    assert noise.max() <= MAX_NOISE
+    assert math.isclose(MAX_NOISE, 22.87, abs_tol=0.01)
+    assert stats.kstest(noise.numpy(), "gumbel_r").pvalue > 1e-3
+
+
+@pytest.mark.parametrize("lag", ["seed", "position", "token"])
+def test_noise_of_neighbouring_keys_is_uncorrelated(lag: str) -> None:
+    count = 50_000
+    steps = torch.arange(count)
+    seeds = steps if lag == "seed" else torch.zeros_like(steps)
+    positions = steps if lag == "position" else torch.zeros_like(steps)
+    tokens = steps if lag == "token" else torch.zeros_like(steps)
+    noise = gumbel_noise(row_keys(seeds, positions), tokens).numpy()
+    assert abs(np.corrcoef(noise[:-1], noise[1:])[0, 1]) < 0.02
+
+
+def test_wide_nucleus_sorts_the_whole_vocabulary() -> None:
+    logits = torch.zeros(1, 5000)
+    logits[0, :10] = 1e-3
+    restrict(logits, [params(temperature=1.0, top_p=0.9)])
+    assert torch.isfinite(logits).sum() == 5000  # all but ten are tied with the last one kept
+
+
+def test_top_k_beyond_the_vocabulary_keeps_everything() -> None:
+    logits = torch.randn(1, 10)
+    restrict(logits, [params(top_k=10_000)])
+    assert torch.isfinite(logits).all()
+
+
+def test_logprobs_are_those_of_the_unprocessed_logits() -> None:
+    logits = torch.tensor([[1.0, 3.0, 2.0, 0.0]])
+    (entry,) = token_logprobs(logits, [2], [2], [b"a", b"b", b"c"])
+    wanted = logits.log_softmax(1)[0].tolist()
+    assert (entry.token_id, entry.piece) == (2, b"c")
+    assert entry.logprob == pytest.approx(wanted[2])
+    assert [(i, piece) for i, piece, _ in entry.top] == [(1, b"b"), (2, b"c")]
+    (padded,) = token_logprobs(logits, [3], [0], [b"a", b"b", b"c"])
+    assert (padded.piece, padded.top) == (b"", ())
