@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -25,6 +27,9 @@ from engine.text.tokenizer import TextTokenizer
 
 logger = logging.getLogger(__name__)
 
+_TARGET_GPU_SHARE = 0.8
+"""Of the KV memory on a GPU, when a draft model takes the rest."""
+
 
 def build_async_engine(config: Config) -> AsyncEngine:
     """An engine that loads its models when started."""
@@ -35,7 +40,48 @@ def build_async_engine(config: Config) -> AsyncEngine:
 
 
 def build_core(config: Config) -> EngineCore:
-    """Load the models and wire the core.
+    """Load the models and wire the core. Raises what `load_parts` raises."""
+    parts = load_parts(config)
+    _log_summary(parts)
+    return parts.assemble(parts.drafters)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineParts:
+    """Loaded models, from which several cores can be assembled, one at a time."""
+
+    config: Config
+    model_name: str
+    target: ModelRunner
+    tokenizer: TextTokenizer
+    drafters: tuple[Drafter, ...]
+    limits: ModelLimits
+
+    def assemble(self, drafters: Sequence[Drafter]) -> EngineCore:
+        """A core with an empty queue and prefix cache that asks the given drafters."""
+        config, target = self.config, self.target
+        return EngineCore(
+            model_name=self.model_name,
+            target=target,
+            tokenizer=self.tokenizer,
+            scheduler=Scheduler(
+                BlockPool(
+                    target.num_blocks, target.block_size, prefix_cache=config.kv.prefix_cache
+                ),
+                max_running=config.scheduler.max_running,
+                max_step_tokens=config.scheduler.max_step_tokens,
+                prefill_chunk=config.scheduler.prefill_chunk,
+                clock=time.monotonic,
+            ),
+            drafters=drafters,
+            draft_length=config.speculation.draft_length,
+            limits=self.limits,
+            clock=time.monotonic,
+        )
+
+
+def load_parts(config: Config) -> EngineParts:
+    """Load target and draft.
 
     Raises:
         ConfigError: keys that don't fit the models or the machine.
@@ -53,27 +99,16 @@ def build_core(config: Config) -> EngineCore:
         config,
         placement,
         memory_mib=config.kv.memory_mib,
-        gpu_share=config.kv.gpu_memory_fraction * (0.8 if config.draft else 1.0),
+        gpu_share=config.kv.gpu_memory_fraction * (_TARGET_GPU_SHARE if config.draft else 1.0),
     )
-    scheduler = Scheduler(
-        BlockPool(target.num_blocks, target.block_size, prefix_cache=config.kv.prefix_cache),
-        max_running=config.scheduler.max_running,
-        max_step_tokens=config.scheduler.max_step_tokens,
-        prefill_chunk=config.scheduler.prefill_chunk,
-        clock=time.monotonic,
-    )
-    core = EngineCore(
+    return EngineParts(
+        config=config,
         model_name=config.served_name or files.name,
         target=target,
         tokenizer=tokenizer,
-        scheduler=scheduler,
-        drafters=_drafters(config, placement, tokenizer),
-        draft_length=config.speculation.draft_length,
+        drafters=tuple(_drafters(config, placement, tokenizer)),
         limits=ModelLimits(_max_context(config, target), target.info.vocab_size),
-        clock=time.monotonic,
     )
-    _log_summary(core)
-    return core
 
 
 def _max_context(config: Config, target: ModelRunner) -> int:
@@ -124,16 +159,16 @@ def _universal(
     return UniversalDrafter(model, TextTokenizer.load(hf_folder(files)), target)
 
 
-def _log_summary(core: EngineCore) -> None:
-    info, target = core.target.info, core.target
+def _log_summary(parts: EngineParts) -> None:
+    info, target = parts.target.info, parts.target
     kv_tokens = target.num_blocks * target.block_size
     logger.info(
         "%s: %s, %.0fM parameters, %s on %s",
-        core.model_name, info.architecture, info.num_parameters / 1e6, info.dtype, info.device,
+        parts.model_name, info.architecture, info.num_parameters / 1e6, info.dtype, info.device,
     )  # fmt: skip
     logger.info(
         "context %d tokens; KV cache %d tokens (%d MiB), room for %d requests of full length",
-        core.limits.max_context, kv_tokens, kv_tokens * info.kv_bytes_per_token >> 20,
-        kv_tokens // core.limits.max_context,
+        parts.limits.max_context, kv_tokens, kv_tokens * info.kv_bytes_per_token >> 20,
+        kv_tokens // parts.limits.max_context,
     )  # fmt: skip
-    logger.info("drafters: %s", ", ".join(d.name for d in core.drafters) or "none")
+    logger.info("drafters: %s", ", ".join(d.name for d in parts.drafters) or "none")
