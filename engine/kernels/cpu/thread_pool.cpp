@@ -37,17 +37,20 @@ ThreadPool::~ThreadPool() {
   for (std::thread& worker : workers_) worker.join();
 }
 
+// A worker that comes late finds the job closed and is not waited for: on a busy machine a loop
+// must not cost a scheduler's time slice.
 void ThreadPool::start(const Job& job) {
   job_ = job;
   next_.store(0, std::memory_order_relaxed);
-  busy_.store(static_cast<int>(workers_.size()), std::memory_order_relaxed);
+  open_.store(true);
   generation_.fetch_add(1);  // sequentially consistent against sleepers_ in next_generation
   if (sleepers_.load() > 0) {
     const std::lock_guard<std::mutex> lock(sleep_mutex_);
     wake_.notify_all();
   }
   work(0);
-  for (int spins = 0; busy_.load(std::memory_order_acquire) > 0; ++spins) {
+  open_.store(false);  // sequentially consistent against active_ in worker_loop
+  for (int spins = 0; active_.load() > 0; ++spins) {
     if (spins < kSpinsToYield) {
       relax();
     } else {
@@ -84,8 +87,9 @@ void ThreadPool::worker_loop(int thread) {
   for (;;) {
     seen = next_generation(seen);
     if (stop_.load()) return;
-    work(thread);
-    busy_.fetch_sub(1, std::memory_order_release);
+    active_.fetch_add(1);
+    if (open_.load()) work(thread);
+    active_.fetch_sub(1);
   }
 }
 

@@ -63,8 +63,9 @@ class ThreadPool {
   std::mutex callers_;
   Job job_;
   alignas(64) std::atomic<int> next_{0};
-  alignas(64) std::atomic<int> busy_{0};
+  alignas(64) std::atomic<int> active_{0};
   alignas(64) std::atomic<uint64_t> generation_{0};
+  std::atomic<bool> open_{false};
   std::atomic<bool> spinning_{false};
   std::atomic<bool> stop_{false};
   std::atomic<int> sleepers_{0};

@@ -1,0 +1,185 @@
+"""CpuRunner: the native decoder over packed weights, one call a step."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from engine.kernels import load_native, native_available
+from engine.models.decoder_spec import DecoderSpec, decoder_spec
+from engine.models.gguf import hf_folder
+from engine.models.packing import PackedWeights, Quantization, packed_weights
+from engine.models.runner import KvBudget, ModelInfo, UnsupportedModelError
+from engine.models.source import ModelFiles
+from engine.plan import StepPlan, pack
+
+_KV_TYPES = {"float32": 0, "bfloat16": 1}
+_LAYER_PARTS = ("q", "k", "v", "o", "gate", "up", "down", "attention_norm", "mlp_norm")
+_OPTIONAL_LAYER_PARTS = ("q_norm", "k_norm", "post_attention_norm", "post_mlp_norm")
+_BIASES = tuple(f"{part}_bias" for part in ("q", "k", "v", "o", "gate", "up", "down"))
+
+
+class CpuRunner:
+    """Runs one model's forward passes on the CPU. A row's logits have the same bits whatever
+    stands beside it in the step, however its context was computed, on any number of threads."""
+
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        weights: PackedWeights,
+        budget: KvBudget,
+        *,
+        kv_dtype: Literal["float32", "bfloat16"],
+        threads: int,
+        variant: str = "",
+    ) -> None:
+        """
+        Args:
+            variant: kernel variant by name ("" is the fastest this machine can run).
+
+        Raises:
+            UnsupportedModelError: weights and config do not belong together; names the tensor.
+        """
+        native = load_native()
+        kv_type = _KV_TYPES[kv_dtype]
+        shape = spec.native_shape()
+        block_bytes = native.kv_block_bytes(shape, len(spec.layers), budget.block_size, kv_type)
+        bytes_per_token = -(-block_bytes // budget.block_size)
+        self._block_size = budget.block_size
+        self._num_blocks = budget.num_blocks(
+            bytes_per_token, spec.max_context, budget.memory_bytes
+        )
+        self._pool = native.ThreadPool(threads)
+        try:
+            self._decoder = native.Decoder(
+                self._pool,
+                variant,
+                shape,
+                _top_weights(spec, weights),
+                [_layer_weights(spec, weights, index) for index in range(len(spec.layers))],
+                self._block_size,
+                self._num_blocks,
+                kv_type,
+            )
+        except ValueError as error:
+            raise UnsupportedModelError(f"{spec.architecture} can't be served: {error}") from error
+        self._logits = np.empty((0, spec.vocab), np.float32)
+        self._info = ModelInfo(
+            architecture=spec.architecture,
+            num_parameters=weights.num_parameters,
+            vocab_size=spec.vocab,
+            max_context=spec.max_context,
+            device="cpu",
+            dtype=weights.main_format.name.lower(),
+            kv_bytes_per_token=bytes_per_token,
+        )
+
+    @staticmethod
+    def supports(config: Mapping[str, Any]) -> str | None:
+        """None when the native decoder can compute a model with this config.json, else why not."""
+        if (reason := native_available()) is not None:
+            return reason
+        try:
+            decoder_spec(config)
+        except UnsupportedModelError as error:
+            return str(error)
+        return None
+
+    @classmethod
+    def load(
+        cls,
+        files: ModelFiles,
+        *,
+        budget: KvBudget,
+        kv_dtype: Literal["float32", "bfloat16"] = "float32",
+        threads: int | None = None,
+        quantization: Quantization = "auto",
+        variant: str = "",
+    ) -> CpuRunner:
+        """Load a model, packing its weights if that was not done before.
+
+        Args:
+            threads: default: the cores this process may use.
+            quantization: see `packing.packed_weights`.
+
+        Raises:
+            UnsupportedModelError: the native decoder can't compute this model; says why.
+            ModelSourceError: a file is damaged.
+        """
+        config = json.loads((hf_folder(files) / "config.json").read_text(encoding="utf-8"))
+        spec = decoder_spec(config)
+        threads = threads or len(os.sched_getaffinity(0))
+        weights = packed_weights(files, spec, quantization, threads)
+        return cls(spec, weights, budget, kv_dtype=kv_dtype, threads=threads, variant=variant)
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._info
+
+    @property
+    def block_size(self) -> int:
+        return self._block_size
+
+    @property
+    def num_blocks(self) -> int:
+        return self._num_blocks
+
+    def execute(self, plan: StepPlan) -> torch.Tensor:
+        """See `ModelRunner.execute`."""
+        step = pack(plan, self._block_size)
+        wanted = len(step.logit_rows)
+        if wanted > len(self._logits):
+            self._logits = np.empty((wanted, self._info.vocab_size), np.float32)
+        logits = self._logits[:wanted]
+        self._decoder.forward(
+            step.token_ids,
+            step.positions,
+            step.slots,
+            step.query_starts,
+            step.context_lens,
+            step.block_tables,
+            step.logit_rows,
+            logits,
+        )
+        return torch.from_numpy(logits)
+
+
+def _matrix(weights: PackedWeights, name: str) -> Any:
+    packed = weights.matrices.get(name)
+    if packed is None:
+        raise UnsupportedModelError(f"the weights lack {name}")
+    return load_native().PackedMatrix(
+        int(packed.format), packed.rows, packed.cols, packed.data
+    )
+
+
+def _top_weights(spec: DecoderSpec, weights: PackedWeights) -> dict[str, Any]:
+    if "final_norm" not in weights.vectors:
+        raise UnsupportedModelError("the weights lack final_norm")
+    top = {name: _matrix(weights, name) for name in ("embedding", "head") if name in weights.matrices}
+    if spec.tied and top:
+        only = next(iter(top.values()))
+        top = {"embedding": only, "head": only} | top
+    for name in ("embedding", "head"):
+        if name not in top:
+            raise UnsupportedModelError(f"the weights lack {name}")
+    return top | {"final_norm": weights.vectors["final_norm"]}
+
+
+def _layer_weights(spec: DecoderSpec, weights: PackedWeights, index: int) -> dict[str, Any]:
+    parts: dict[str, Any] = {
+        "window": spec.layers[index].window,
+        "rope_table": spec.layers[index].rope_table,
+    }
+    for part in (*_LAYER_PARTS, *_OPTIONAL_LAYER_PARTS, *_BIASES):
+        name = f"{index}.{part}"
+        if name in weights.vectors:
+            parts[part] = weights.vectors[name]
+        elif part in _LAYER_PARTS:
+            parts[part] = _matrix(weights, name)
+    return parts

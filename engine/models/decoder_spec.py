@@ -1,0 +1,171 @@
+"""What the native decoder has to know of a Llama-shaped model, from its Hugging Face config."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import AutoConfig, PreTrainedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from engine.models.runner import UnsupportedModelError
+
+_ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
+}
+_FIXED_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+"""RoPE kinds whose frequencies do not depend on the length of the text."""
+_ACTIVATIONS = {"silu": False, "gelu_pytorch_tanh": True}
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    window: int
+    """Positions a token attends to at most, its own included; 0: all."""
+    rope_table: int
+    """Index into `DecoderSpec.inverse_frequencies`."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderSpec:
+    """Shape and constants of one model."""
+
+    architecture: str
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    max_context: int
+    norm_eps: float
+    attention_scale: float
+    embedding_scale: float
+    gelu: bool
+    tied: bool
+    """The head is the embedding matrix."""
+    is_gemma: bool
+    """Norms around each branch, and safetensors norm weights that lack 1."""
+    inverse_frequencies: tuple[tuple[float, ...], ...]
+    """RoPE tables, [head_dim / 2] each."""
+    layers: tuple[LayerSpec, ...]
+
+    def native_shape(self) -> dict[str, Any]:
+        """The keyword values the extension's Decoder takes."""
+        names = ("hidden", "intermediate", "heads", "kv_heads", "head_dim", "vocab", "norm_eps")
+        values = {name: getattr(self, name) for name in names}
+        return values | {
+            "attention_scale": self.attention_scale,
+            "embedding_scale": self.embedding_scale,
+            "gelu": self.gelu,
+            "inverse_frequencies": [list(table) for table in self.inverse_frequencies],
+        }
+
+
+def decoder_spec(config: Mapping[str, Any]) -> DecoderSpec:
+    """Read the values of a config.json.
+
+    Raises:
+        UnsupportedModelError: the native decoder can't compute this model; says why.
+    """
+    model_type = config.get("model_type")
+    if model_type not in _ARCHITECTURES:
+        name = (config.get("architectures") or [model_type])[0]
+        raise UnsupportedModelError(f"the native CPU decoder does not know the architecture {name}")
+    full = AutoConfig.for_model(**config)
+    _refuse_variations(full)
+    heads = full.num_attention_heads
+    head_dim = getattr(full, "head_dim", None) or full.hidden_size // heads
+    is_gemma = model_type == "gemma3_text"
+    layers, tables, rope_scale = _layers(full, head_dim)
+    scale: float = (full.query_pre_attn_scalar if is_gemma else head_dim) ** -0.5
+    return DecoderSpec(
+        architecture=_ARCHITECTURES[model_type],
+        hidden=full.hidden_size,
+        intermediate=full.intermediate_size,
+        heads=heads,
+        kv_heads=getattr(full, "num_key_value_heads", None) or heads,
+        head_dim=head_dim,
+        vocab=full.vocab_size,
+        max_context=full.max_position_embeddings,
+        norm_eps=full.rms_norm_eps,
+        attention_scale=scale * rope_scale**2,
+        embedding_scale=full.hidden_size**0.5 if is_gemma else 1.0,
+        gelu=_ACTIVATIONS[_activation(full)],
+        tied=bool(full.tie_word_embeddings),
+        is_gemma=is_gemma,
+        inverse_frequencies=tables,
+        layers=layers,
+    )
+
+
+def _activation(config: PreTrainedConfig) -> str:
+    return str(getattr(config, "hidden_activation", None) or config.hidden_act)
+
+
+def _refuse_variations(config: PreTrainedConfig) -> None:
+    heads, kv_heads = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    layer_types = set(getattr(config, "layer_types", None) or ())
+    problems = {
+        f"activation {_activation(config)}": _activation(config) not in _ACTIVATIONS,
+        "soft-capped attention scores": getattr(config, "attn_logit_softcapping", None),
+        "soft-capped logits": getattr(config, "final_logit_softcapping", None),
+        "bidirectional attention": getattr(config, "use_bidirectional_attention", None),
+        f"layers of types {sorted(layer_types)}": layer_types
+        - {"full_attention", "sliding_attention"},
+        f"{heads} heads on {kv_heads} KV heads": heads % (kv_heads or heads),
+        f"a head size of {head_dim}": head_dim % 2,
+    }
+    for problem, applies in problems.items():
+        if applies:
+            raise UnsupportedModelError(f"the native CPU decoder does not support {problem}")
+
+
+def _layers(
+    config: PreTrainedConfig, head_dim: int
+) -> tuple[tuple[LayerSpec, ...], tuple[tuple[float, ...], ...], float]:
+    """Layers, RoPE tables and the factor that scaled RoPE puts on queries and keys."""
+    window = getattr(config, "sliding_window", None) or 0
+    types = getattr(config, "layer_types", None)
+    if types is None:
+        # Only Mistral has a window and no layer types: it slides everywhere.
+        kind = "sliding_attention" if config.model_type == "mistral" else "full_attention"
+        types = [kind] * config.num_hidden_layers
+    per_type = "full_attention" in config.rope_parameters
+    kinds = sorted(set(types)) if per_type else [None]
+    tables, scales = zip(*(_rope_table(config, kind, head_dim) for kind in kinds), strict=True)
+    if len(set(scales)) > 1:
+        raise UnsupportedModelError("the native CPU decoder does not support RoPE scales by layer")
+    layers = tuple(
+        LayerSpec(
+            window=window if kind == "sliding_attention" else 0,
+            rope_table=kinds.index(kind) if per_type else 0,
+        )
+        for kind in types
+    )
+    return layers, tables, scales[0]
+
+
+def _rope_table(
+    config: PreTrainedConfig, layer_type: str | None, head_dim: int
+) -> tuple[tuple[float, ...], float]:
+    rope = config.rope_parameters[layer_type] if layer_type else config.rope_parameters
+    rope_type = rope.get("rope_type", "default")
+    if rope_type not in _FIXED_ROPE_TYPES:
+        raise UnsupportedModelError(f"the native CPU decoder does not support RoPE {rope_type!r}")
+    if rope.get("partial_rotary_factor", 1.0) != 1.0:
+        raise UnsupportedModelError("the native CPU decoder does not support partial RoPE")
+    if rope_type == "default":
+        # The same float32 operations as transformers, to get the same bits.
+        exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
+        return tuple((1.0 / rope["rope_theta"] ** exponents).tolist()), 1.0
+    arguments = {"layer_type": layer_type} if layer_type else {}
+    frequencies, scale = ROPE_INIT_FUNCTIONS[rope_type](config, torch.device("cpu"), **arguments)
+    return tuple(frequencies.tolist()), float(scale)

@@ -1,0 +1,259 @@
+"""Packed weights: made once from a model's files, kept in the cache, mapped at the next start.
+
+A packed file is a JSON header (see `_Entry`) and the tensors, each at a multiple of 4096 bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import mmap
+import os
+import tempfile
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+from filelock import FileLock
+
+from engine.kernels import load_native
+from engine.models.decoder_spec import DecoderSpec
+from engine.models.runner import UnsupportedModelError
+from engine.models.source import ModelFiles, cache_folder
+from engine.models.weight_files import FloatType, Tensor, WeightFiles, open_weights
+
+logger = logging.getLogger(__name__)
+
+Quantization = Literal["auto", "int8", "int4", "none"]
+Bytes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
+
+_VERSION = 1
+"""Raised whenever the layout of packed bytes changes."""
+_MAGIC = b"SLIPPACK"
+_ALIGNMENT = 4096
+_SAMPLED_BYTES = 4096
+_VECTOR = -1
+
+
+class Format(IntEnum):
+    """Packed formats, numbered as the native extension does."""
+
+    F32 = 0
+    F16 = 1
+    BF16 = 2
+    Q4_AFFINE = 3
+    Q4_SYMMETRIC = 4
+    Q4_SUPER = 5
+    Q6_SUPER = 6
+    Q8_SYMMETRIC = 7
+    Q8_AFFINE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    name: str
+    format: int
+    """A `Format`, or `_VECTOR` for float32 norms and biases."""
+    rows: int
+    cols: int
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class PackedMatrixData:
+    format: Format
+    rows: int
+    cols: int
+    data: Bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWeights:
+    """A model's weights in the native layout, mapped from a packed file."""
+
+    matrices: Mapping[str, PackedMatrixData]
+    vectors: Mapping[str, Floats]
+
+    @property
+    def num_parameters(self) -> int:
+        matrices = sum(m.rows * m.cols for m in self.matrices.values())
+        return matrices + sum(v.size for v in self.vectors.values())
+
+    @property
+    def main_format(self) -> Format:
+        """The format of most weights."""
+        sizes: dict[Format, int] = {}
+        for matrix in self.matrices.values():
+            sizes[matrix.format] = sizes.get(matrix.format, 0) + matrix.rows * matrix.cols
+        return max(sizes, key=lambda format_: sizes[format_])
+
+
+def packed_weights(
+    files: ModelFiles, spec: DecoderSpec, quantization: Quantization, threads: int
+) -> PackedWeights:
+    """The packed weights of a model, from the cache if they are there.
+
+    Args:
+        quantization: of weights that are not quantized in the file: groups of 32 rounded to the
+            nearest int8 or int4 (embedding and head never below int8), or kept as they are;
+            `auto` is int8.
+
+    Raises:
+        UnsupportedModelError: the native decoder can't hold some tensor; names it.
+        ModelSourceError: a file is damaged.
+    """
+    weights = open_weights(files, is_gemma=spec.is_gemma)
+    path = cache_folder() / "packed" / f"{_content_key(weights, quantization)}.slip"
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(path.with_suffix(".lock")):
+            if not path.is_file():
+                started = time.monotonic()
+                logger.info("packing the weights of %s for the CPU, once ...", files.name)
+                _write(path, weights, spec, quantization, threads)
+                logger.info("packed %s in %.1f s", files.name, time.monotonic() - started)
+    return _read(path)
+
+
+def _content_key(weights: WeightFiles, quantization: Quantization) -> str:
+    """Changes with any tensor's name, type, shape or first 4 KiB."""
+    digest = hashlib.sha256(f"{_VERSION}/{quantization}/{weights.interleaved_rope}".encode())
+    for name, tensor in sorted(weights.tensors.items()):
+        digest.update(f"/{name}/{tensor.float_type}/{tensor.ggml_type}/{tensor.shape}/".encode())
+        digest.update(tensor.data[:_SAMPLED_BYTES].tobytes())
+    return digest.hexdigest()[:32]
+
+
+def _plan(weights: WeightFiles, quantization: Quantization) -> list[_Entry]:
+    native = load_native()
+    entries: list[_Entry] = []
+    offset = 0
+    for name, tensor in weights.tensors.items():
+        if len(tensor.shape) == 1:
+            rows, cols, format_ = 1, tensor.shape[0], _VECTOR
+            size = 4 * cols
+        elif len(tensor.shape) == 2:
+            rows, cols = tensor.shape
+            format_ = _matrix_format(name, tensor, quantization)
+            size = native.packed_bytes(format_, rows, cols)
+        else:
+            raise UnsupportedModelError(f"{name} has {len(tensor.shape)} dimensions")
+        entries.append(_Entry(name, format_, rows, cols, offset, size))
+        offset += -(-size // _ALIGNMENT) * _ALIGNMENT
+    return entries
+
+
+def _matrix_format(name: str, tensor: Tensor, quantization: Quantization) -> Format:
+    if tensor.float_type is None:
+        try:
+            return Format(load_native().format_for_gguf(tensor.ggml_type))
+        except ValueError as error:
+            raise UnsupportedModelError(f"{name}: {error}") from error
+    if quantization == "none":
+        return Format(int(tensor.float_type))
+    if quantization == "int4" and name not in ("embedding", "head"):
+        return Format.Q4_AFFINE
+    return Format.Q8_SYMMETRIC
+
+
+def _write(
+    path: Path, weights: WeightFiles, spec: DecoderSpec, quantization: Quantization, threads: int
+) -> None:
+    """Make the file under another name first, so that `path` is whole whenever it exists."""
+    entries = _plan(weights, quantization)
+    header = json.dumps([asdict(entry) for entry in entries]).encode()
+    data_start = -(-(len(_MAGIC) + 8 + len(header)) // _ALIGNMENT) * _ALIGNMENT
+    size = data_start + entries[-1].offset + entries[-1].size
+    descriptor, temporary = tempfile.mkstemp(prefix=".packing-", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, size)
+            with mmap.mmap(file.fileno(), size) as memory:
+                memory[: len(_MAGIC)] = _MAGIC
+                memory[len(_MAGIC) : len(_MAGIC) + 8] = len(header).to_bytes(8, "little")
+                memory[len(_MAGIC) + 8 : len(_MAGIC) + 8 + len(header)] = header
+                _fill(memory, data_start, entries, weights, spec, threads)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _fill(
+    memory: mmap.mmap,
+    data_start: int,
+    entries: Iterable[_Entry],
+    weights: WeightFiles,
+    spec: DecoderSpec,
+    threads: int,
+) -> None:
+    native = load_native()
+    pool = native.ThreadPool(threads)
+    for entry in entries:
+        tensor = weights.tensors[entry.name]
+        out = np.frombuffer(memory, np.uint8, entry.size, data_start + entry.offset)
+        heads = _rotary_heads(entry.name, spec) if weights.interleaved_rope else 0
+        if entry.format == _VECTOR:
+            out.view(np.float32)[:] = _vector(entry.name, tensor, weights, heads)
+        elif tensor.ggml_type is not None and (
+            tensor.float_type is None or entry.format == tensor.float_type
+        ):
+            native.pack_gguf(
+                pool, tensor.ggml_type, tensor.data, entry.rows, entry.cols, heads, out
+            )
+        else:
+            data = _halves_together(tensor, heads) if heads else tensor.data
+            native.pack_floats(
+                pool, int(tensor.float_type or 0), data, entry.format, entry.rows, entry.cols, out
+            )
+        del out
+
+
+def _rotary_heads(name: str, spec: DecoderSpec) -> int:
+    part = name.partition(".")[2].removesuffix("_bias")
+    return {"q": spec.heads, "k": spec.kv_heads}.get(part, 0)
+
+
+def _halves_together(tensor: Tensor, heads: int) -> Bytes:
+    """Rows of each head from RoPE pairs side by side to first and second halves."""
+    row_bytes = tensor.data.size // tensor.shape[0]
+    rows = tensor.data.reshape(heads, -1, 2, row_bytes)
+    return np.ascontiguousarray(rows.swapaxes(1, 2)).reshape(-1)
+
+
+def _vector(name: str, tensor: Tensor, weights: WeightFiles, heads: int) -> Floats:
+    values = tensor.floats()
+    if name.endswith("norm") and weights.norms_lack_one:
+        return values + np.float32(1.0)
+    if heads:
+        return values.reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
+    return values
+
+
+def _read(path: Path) -> PackedWeights:
+    with path.open("rb") as file:
+        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    data = np.frombuffer(memory, np.uint8)
+    header_size = int.from_bytes(memory[len(_MAGIC) : len(_MAGIC) + 8], "little")
+    header_end = len(_MAGIC) + 8 + header_size
+    entries = [_Entry(**entry) for entry in json.loads(memory[len(_MAGIC) + 8 : header_end])]
+    data_start = -(-header_end // _ALIGNMENT) * _ALIGNMENT
+    matrices, vectors = {}, {}
+    for entry in entries:
+        begin = data_start + entry.offset
+        piece = data[begin : begin + entry.size]
+        if entry.format == _VECTOR:
+            vectors[entry.name] = piece.view(np.float32)
+        else:
+            matrices[entry.name] = PackedMatrixData(
+                Format(entry.format), entry.rows, entry.cols, piece
+            )
+    return PackedWeights(matrices, vectors)
