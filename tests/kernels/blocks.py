@@ -1,0 +1,77 @@
+"""Random GGUF blocks and aligned buffers for kernel tests."""
+
+from __future__ import annotations
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+from engine.kernels import load_native
+
+QUANTIZED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+_SCALE_OFFSETS = {
+    "Q4_0": (0,),
+    "Q4_1": (0, 2),
+    "Q5_0": (0,),
+    "Q5_1": (0, 2),
+    "Q8_0": (0,),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+}
+
+
+def aligned(size: int) -> npt.NDArray[np.uint8]:
+    memory = np.zeros(size + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    return memory[start : start + size]
+
+
+def random_blocks(
+    quantization: str, rows: int, cols: int, seed: int = 0
+) -> npt.NDArray[np.uint8]:
+    """uint8[rows, row bytes]: every quant and small scale random, float16 scales of either sign."""
+    rng = np.random.default_rng(seed)
+    columns, size = GGML_QUANT_SIZES[GGMLQuantizationType[quantization]]
+    blocks = rng.integers(0, 256, (rows * cols // columns, size), dtype=np.uint8)
+    for offset in _SCALE_OFFSETS[quantization]:
+        scales = rng.uniform(-0.02, 0.02, len(blocks)).astype(np.float16)
+        blocks[:, offset : offset + 2] = scales.view(np.uint8).reshape(-1, 2)
+    return blocks.reshape(rows, -1)
+
+
+def dequantized(quantization: str, blocks: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+    return gguf.dequantize(blocks, GGMLQuantizationType[quantization])
+
+
+def packed(
+    quantization: str, blocks: npt.NDArray[np.uint8], cols: int, rotary_heads: int = 0
+):  # type: ignore[no-untyped-def]
+    """A PackedMatrix of GGUF blocks."""
+    native = load_native()
+    ggml_type = int(GGMLQuantizationType[quantization])
+    format_ = native.format_for_gguf(ggml_type)
+    out = aligned(native.packed_bytes(format_, len(blocks), cols))
+    pool = native.ThreadPool(2)
+    native.pack_gguf(
+        pool, ggml_type, blocks.reshape(-1), len(blocks), cols, rotary_heads, out
+    )
+    return native.PackedMatrix(format_, len(blocks), cols, out)
+
+
+def packed_floats(weights: npt.NDArray[np.float32], format_: int):  # type: ignore[no-untyped-def]
+    """A PackedMatrix of float32 weights rounded to int8 or int4, or kept."""
+    native = load_native()
+    rows, cols = weights.shape
+    out = aligned(native.packed_bytes(format_, rows, cols))
+    native.pack_floats(
+        native.ThreadPool(1), 0, weights.view(np.uint8).reshape(-1), format_, rows, cols, out
+    )
+    return native.PackedMatrix(format_, rows, cols, out)
+
+
+def unpacked(matrix) -> npt.NDArray[np.float32]:  # type: ignore[no-untyped-def]
+    out = np.empty((matrix.rows, matrix.cols), np.float32)
+    matrix.dequantize(0, out)
+    return out

@@ -1,0 +1,299 @@
+"""The native decoder against transformers' own forward, and against itself in other company."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers as tf
+
+from engine.kernels import load_native, native_available
+from engine.models.cpu_runner import CpuRunner
+from engine.models.packing import Quantization
+from engine.models.runner import KvBudget, UnsupportedModelError
+from engine.models.source import ModelFiles
+from engine.plan import Slice, StepPlan
+
+pytestmark = pytest.mark.skipif(native_available() is not None, reason=str(native_available()))
+VARIANTS = [] if native_available() else load_native().variants()
+
+VOCAB = 97
+SHAPE = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 112,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.15,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+FAMILIES: dict[str, Callable[[], tf.PreTrainedConfig]] = {
+    "llama": lambda: tf.LlamaConfig(**SHAPE),
+    "llama with biases and an untied head": lambda: tf.LlamaConfig(
+        **(SHAPE | {"num_key_value_heads": 4}),
+        tie_word_embeddings=False,
+        head_dim=24,
+        attention_bias=True,
+        mlp_bias=True,
+    ),
+    "llama with llama3 rope": lambda: tf.LlamaConfig(**SHAPE, rope_parameters=dict(LLAMA3_ROPE)),
+    "llama with linear rope": lambda: tf.LlamaConfig(
+        **SHAPE, rope_parameters={"rope_type": "linear", "rope_theta": 1e4, "factor": 3.0}
+    ),
+    "qwen2": lambda: tf.Qwen2Config(**SHAPE),
+    "qwen2 with windows in its upper layers": lambda: tf.Qwen2Config(
+        **SHAPE, use_sliding_window=True, sliding_window=9, max_window_layers=1
+    ),
+    "qwen3": lambda: tf.Qwen3Config(**SHAPE, head_dim=32),
+    "mistral with a window": lambda: tf.MistralConfig(**SHAPE, sliding_window=7),
+    "gemma3": lambda: tf.Gemma3TextConfig(
+        **SHAPE,
+        head_dim=16,
+        sliding_window=6,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        query_pre_attn_scalar=24,
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def cache_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLIPSTREAM_CACHE", str(tmp_path / "cache"))
+
+
+def save_random_model(config: tf.PreTrainedConfig, folder: Path) -> torch.nn.Module:
+    """Every parameter random, norms and biases too, so that none can be left out unnoticed."""
+    torch.manual_seed(0)
+    model = tf.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+    model.save_pretrained(folder)
+    return model.eval()
+
+
+def load(
+    folder: Path,
+    quantization: Quantization = "none",
+    *,
+    block_size: int = 4,
+    threads: int = 2,
+    variant: str = "",
+    kv_dtype: str = "float32",
+) -> CpuRunner:
+    budget = KvBudget(block_size, memory_bytes=8 << 20, max_requests=16)
+    return CpuRunner.load(
+        ModelFiles("tiny", "tiny", folder),
+        budget=budget,
+        quantization=quantization,
+        threads=threads,
+        variant=variant,
+        kv_dtype=kv_dtype,  # type: ignore[arg-type]
+    )
+
+
+def blocks_for(runner: CpuRunner, requests: int, seed: int = 0) -> list[tuple[int, ...]]:
+    """A random share of the pool for each request."""
+    order = np.random.default_rng(seed).permutation(runner.num_blocks).tolist()
+    share = len(order) // requests
+    return [tuple(order[i * share : (i + 1) * share]) for i in range(requests)]
+
+
+def piece(
+    tokens: np.ndarray, start: int, end: int, blocks: tuple[int, ...], first_logit: int = 0
+) -> Slice:
+    return Slice("r", start, tokens[start:end].astype(np.int32), blocks, first_logit=first_logit)
+
+
+def run(runner: CpuRunner, *slices: Slice) -> torch.Tensor:
+    return runner.execute(StepPlan(slices)).clone()
+
+
+def in_chunks(
+    runner: CpuRunner, tokens: np.ndarray, ends: Sequence[int], blocks: tuple[int, ...]
+) -> torch.Tensor:
+    """Logits of every position, computed up to each end in turn."""
+    starts = [0, *ends[:-1]]
+    return torch.cat(
+        [run(runner, piece(tokens, a, b, blocks)) for a, b in zip(starts, ends, strict=True)]
+    )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_mixed_steps_equal_transformers(family: str, tmp_path: Path) -> None:
+    model = save_random_model(FAMILIES[family](), tmp_path)
+    runner = load(tmp_path)
+    rng = np.random.default_rng(4)
+    a, b, c = (rng.integers(0, VOCAB, length) for length in (150, 11, 23))
+    blocks = blocks_for(runner, 3)
+    run(runner, piece(b, 0, 6, blocks[1], 6), piece(a, 0, 140, blocks[0], 140))
+    spoilt = np.where(np.arange(23) >= 18, (c + 1) % VOCAB, c)
+    run(runner, piece(spoilt, 0, 23, blocks[2], 23), piece(b, 6, 7, blocks[1], 1))
+    logits = run(
+        runner,
+        piece(a, 140, 150, blocks[0], 4),
+        piece(b, 7, 11, blocks[1], 0),
+        piece(c, 18, 23, blocks[2], 4),  # rejected draft rows 18.. are overwritten
+    )
+    for tokens, rows in ((a, logits[:6]), (b, logits[6:10]), (c, logits[10:])):
+        with torch.no_grad():
+            whole = model(input_ids=torch.tensor(tokens)[None], use_cache=False).logits[0]
+        torch.testing.assert_close(rows, whole[-len(rows) :], atol=1e-3, rtol=1e-4)
+
+
+def rounded_to_int8(weights: torch.Tensor) -> torch.Tensor:
+    rows, cols = weights.shape
+    groups = torch.nn.functional.pad(weights, (0, -cols % 32)).reshape(rows, -1, 32)
+    scales = (groups.abs().amax(-1, keepdim=True) / 127).half().float()
+    return ((groups / scales.clamp(min=1e-9)).round().clamp(-127, 127) * scales).reshape(rows, -1)[:, :cols]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma3"])
+def test_int8_is_near_the_forward_of_the_rounded_weights(family: str, tmp_path: Path) -> None:
+    model = save_random_model(FAMILIES[family](), tmp_path)
+    tokens = np.random.default_rng(1).integers(0, VOCAB, 60)
+    runner = load(tmp_path, "int8")
+    logits = run(runner, piece(tokens, 0, 60, blocks_for(runner, 1)[0]))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 2:
+                parameter.copy_(rounded_to_int8(parameter))
+        expected = model(input_ids=torch.tensor(tokens)[None], use_cache=False).logits[0]
+    similarity = torch.nn.functional.cosine_similarity(logits, expected)
+    assert similarity.min() > 0.995
+    assert similarity.mean() > 0.999
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("quantization", ["int8", "int4", "none"])
+@pytest.mark.parametrize("family", ["llama", "mistral with a window", "gemma3"])
+def test_a_row_has_the_same_bits_however_it_is_computed(
+    variant: str, quantization: Quantization, family: str, tmp_path: Path
+) -> None:
+    save_random_model(FAMILIES[family](), tmp_path)
+    length = 45
+    tokens = np.random.default_rng(2).integers(0, VOCAB, length)
+    runner = load(tmp_path, quantization, variant=variant)
+    blocks = blocks_for(runner, 2)
+    whole = in_chunks(runner, tokens, [length], blocks[0])
+    assert torch.equal(in_chunks(runner, tokens, list(range(1, length + 1)), blocks[1]), whole)
+    assert torch.equal(in_chunks(runner, tokens, [3, 20, 25, 29, length], blocks[0]), whole)
+    for threads in (1, 3):
+        other = load(tmp_path, quantization, variant=variant, threads=threads)
+        assert torch.equal(in_chunks(other, tokens, [30, length], blocks_for(other, 1)[0]), whole)
+
+
+@pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16"])
+def test_fifteen_neighbours_and_stale_drafts_change_no_bit(kv_dtype: str, tmp_path: Path) -> None:
+    save_random_model(FAMILIES["qwen2"](), tmp_path)
+    rng = np.random.default_rng(3)
+    requests = [rng.integers(0, VOCAB, int(n)) for n in rng.integers(8, 60, 16)]
+    alone = load(tmp_path, "int8", kv_dtype=kv_dtype)
+    runner = load(tmp_path, "int8", kv_dtype=kv_dtype)
+    blocks = blocks_for(runner, 16, seed=5)
+    run(runner, *(piece(t, 0, len(t) - 5, b, len(t)) for t, b in zip(requests, blocks, strict=True)))
+    drafts = [np.where(np.arange(len(t)) >= len(t) - 3, 1, t) for t in requests]
+    run(runner, *(piece(d, len(d) - 5, len(d), b) for d, b in zip(drafts, blocks, strict=True)))
+    logits = run(
+        runner, *(piece(t, len(t) - 4, len(t), b) for t, b in zip(requests, blocks, strict=True))
+    ).split(4)
+    for tokens, own, rows in zip(requests, reversed(blocks), logits, strict=True):
+        assert torch.equal(run(alone, piece(tokens, 0, len(tokens), own, len(tokens) - 4)), rows)
+
+
+@pytest.mark.parametrize("block_size", [1, 7, 16, 32])
+def test_block_size_changes_no_value(block_size: int, tmp_path: Path) -> None:
+    save_random_model(FAMILIES["mistral with a window"](), tmp_path)
+    tokens = np.random.default_rng(6).integers(0, VOCAB, 70)
+    reference = load(tmp_path, block_size=4)
+    other = load(tmp_path, block_size=block_size)
+    torch.testing.assert_close(
+        in_chunks(other, tokens, [40, 70], blocks_for(other, 1)[0]),
+        in_chunks(reference, tokens, [40, 70], blocks_for(reference, 1)[0]),
+        atol=2e-4,
+        rtol=1e-5,
+    )
+
+
+def test_bfloat16_kv_stays_close(tmp_path: Path) -> None:
+    save_random_model(FAMILIES["llama"](), tmp_path)
+    tokens = np.random.default_rng(7).integers(0, VOCAB, 50)
+    exact, rounded = load(tmp_path), load(tmp_path, kv_dtype="bfloat16")
+    assert rounded.info.kv_bytes_per_token * 2 == exact.info.kv_bytes_per_token
+    rows = [in_chunks(r, tokens, [50], blocks_for(r, 1)[0]) for r in (exact, rounded)]
+    assert not torch.equal(rows[0], rows[1])
+    assert torch.nn.functional.cosine_similarity(*rows).min() > 0.999
+
+
+def test_packed_weights_are_kept_and_reused(tmp_path: Path) -> None:
+    save_random_model(FAMILIES["llama"](), tmp_path)
+    tokens = np.arange(20)
+    first = load(tmp_path, "int8")
+    kept = list((tmp_path / "cache" / "packed").glob("*.slip"))
+    assert len(kept) == 1
+    stamp = kept[0].stat().st_mtime_ns
+    second = load(tmp_path, "int8")
+    assert kept[0].stat().st_mtime_ns == stamp
+    rows = [run(r, piece(tokens, 0, 20, blocks_for(r, 1)[0])) for r in (first, second)]
+    assert torch.equal(rows[0], rows[1])
+    load(tmp_path, "int4")
+    assert len(list((tmp_path / "cache" / "packed").glob("*.slip"))) == 2
+
+
+def test_changed_weights_are_packed_anew(tmp_path: Path) -> None:
+    model = save_random_model(FAMILIES["llama"](), tmp_path)
+    load(tmp_path, "int8")
+    with torch.no_grad():
+        model.model.layers[1].mlp.down_proj.weight.mul_(1.5)
+    model.save_pretrained(tmp_path)
+    load(tmp_path, "int8")
+    assert len(list((tmp_path / "cache" / "packed").glob("*.slip"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (tf.GPT2Config(), "does not know the architecture gpt2"),
+        (tf.LlamaConfig(**SHAPE, hidden_act="relu"), "activation relu"),
+        (
+            tf.LlamaConfig(
+                **SHAPE, rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+            ),
+            "RoPE 'dynamic'",
+        ),
+        (tf.Gemma3TextConfig(**SHAPE, final_logit_softcapping=30.0), "soft-capped logits"),
+    ],
+)
+def test_what_it_can_not_compute_is_refused_with_a_reason(
+    config: tf.PreTrainedConfig, reason: str
+) -> None:
+    assert reason in str(CpuRunner.supports(config.to_dict()))
+
+
+def test_what_it_can_compute_has_no_reason() -> None:
+    for family in FAMILIES.values():
+        assert CpuRunner.supports(family().to_dict()) is None
+
+
+def test_a_tensor_nobody_knows_is_refused_by_name(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    save_random_model(FAMILIES["llama"](), tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    weights["model.layers.0.self_attn.sinks.weight"] = torch.ones(4)
+    save_file(weights, tmp_path / "model.safetensors")
+    with pytest.raises(UnsupportedModelError, match=r"layers\.0\.self_attn\.sinks\.weight"):
+        load(tmp_path)
