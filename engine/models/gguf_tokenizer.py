@@ -1,16 +1,12 @@
 """Makes a Hugging Face fast tokenizer of the vocabulary in a GGUF header.
 
-Byte-level vocabularies (Llama 3, Qwen, SmolLM, GPT-2) are spelled out in the file, except for how
-text is split before merging: the file only names the rule (``tokenizer.ggml.pre``). transformers'
-own conversion drops SmolLM's digit splitting and Qwen's NFC normalisation, so the rules are listed
-here. SentencePiece vocabularies (Gemma, Llama 2) need merges derived from scores, which is left to
-transformers.
+transformers can do this too, but not faithfully: releases differ in what they make of SentencePiece
+vocabularies (5.17: Unigram, 5.24: BPE), and all lose SmolLM's digit splitting and Qwen's NFC.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,8 +25,7 @@ from tokenizers import (
 
 from engine.models.gguf_header import GgufError, GgufHeader
 
-logger = logging.getLogger(__name__)
-
+_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _SYMBOLS_AND_SPACES = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -84,7 +79,7 @@ def convert_tokenizer(path: Path, header: GgufHeader) -> Tokenizer:
     if kind == "gpt2":
         tokenizer = _byte_level(path, header)
     elif kind == "llama":
-        tokenizer = _sentencepiece(path)
+        tokenizer = _sentencepiece(header)
     else:
         raise GgufError(f"{path}: can't convert a tokenizer of kind {kind!r}")
     _mark_added_tokens(tokenizer, header)
@@ -140,13 +135,51 @@ def _byte_level(path: Path, header: GgufHeader) -> Tokenizer:
     return tokenizer
 
 
-def _sentencepiece(path: Path) -> Tokenizer:
-    from transformers import AutoTokenizer
-
-    tokenizer: Tokenizer = AutoTokenizer.from_pretrained(
-        path.parent, gguf_file=path.name
-    ).backend_tokenizer
+def _sentencepiece(header: GgufHeader) -> Tokenizer:
+    """BPE over characters, with a visible space and bytes as the last resort (Gemma, Llama 2)."""
+    # Runs of spaces may be spelled as they are; merging sees the visible ones.
+    tokens = [
+        _SPACE * len(token) if token and not token.strip(" ") else token
+        for token in header.metadata["tokenizer.ggml.tokens"]
+    ]
+    never_merged = {
+        *control_tokens(header),
+        *_tokens_of_type(header, TokenType.UNKNOWN),
+        *_tokens_of_type(header, TokenType.BYTE),
+    }
+    tokenizer = Tokenizer(
+        models.BPE(
+            vocab={token: index for index, token in enumerate(tokens)},
+            merges=list(_implied_merges(tokens, never_merged)),
+            unk_token=token_text(header, "unknown"),
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
+    decode = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    visible_spaces = normalizers.Replace(" ", _SPACE)
+    if header.metadata.get("tokenizer.ggml.add_space_prefix", True):
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), visible_spaces])
+        decode.append(decoders.Strip(" ", left=1, right=0))
+    else:
+        tokenizer.normalizer = visible_spaces
+    tokenizer.decoder = decoders.Sequence(decode)
     return tokenizer
+
+
+def _implied_merges(tokens: list[str], never_merged: set[str]) -> Iterator[tuple[str, str]]:
+    """The merges of a SentencePiece vocabulary, which lists tokens in the order they were learned.
+
+    Any two tokens that make up a third merge into it, earlier tokens first.
+    """
+    known = set(tokens) - never_merged
+    for token in tokens:
+        if token not in known:
+            continue
+        for cut in range(len(token) - 1, 0, -1):
+            left, right = token[:cut], token[cut:]
+            if left in known and right in known:
+                yield left, right
 
 
 def _mark_added_tokens(tokenizer: Tokenizer, header: GgufHeader) -> None:
