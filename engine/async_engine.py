@@ -11,10 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from engine.admission import ModelLimits
-from engine.core import EngineCore
 from engine.metrics import EngineMetrics
 from engine.request import (
     EngineDeadError,
@@ -24,7 +23,10 @@ from engine.request import (
     RequestOutput,
     Usage,
 )
-from engine.text.tokenizer import TextTokenizer
+
+if TYPE_CHECKING:  # torch and transformers take seconds to import; `load` imports them
+    from engine.core import EngineCore
+    from engine.text.tokenizer import TextTokenizer
 
 logger = logging.getLogger(__name__)
 
