@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import errno
+import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -77,17 +79,24 @@ def _configure_serve(parser: argparse.ArgumentParser) -> Run:
             listener = listen(config.host, config.port)
         except OSError as error:
             place = f"{config.host}:{config.port}"
-            raise CommandError(f"can't listen on {place}: {error.strerror}") from error
-        from server.serve import LoadError, serve
+            raise CommandError(f"can't listen on {place}: {_reason(error)}") from error
+        from server.serve import LoadError, make_engine, serve
 
         try:
-            serve(config, listener)
+            serve(config, make_engine(config), listener)
         except LoadError as error:
             if config.log_level == "debug":
                 traceback.print_exception(error)
             raise CommandError(f"can't load the model: {error}") from error
 
     return run
+
+
+def _reason(error: OSError) -> str:
+    """Without the address that asyncio and socket put behind it."""
+    if error.errno is not None and error.errno in errno.errorcode:
+        return os.strerror(error.errno)
+    return str(error.strerror)
 
 
 def _configure_pull(parser: argparse.ArgumentParser) -> Run:

@@ -7,14 +7,17 @@ import logging
 import os
 import socket
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import uvicorn
 
 from engine.async_engine import AsyncEngine, EngineState
-from engine.build import build_async_engine
 from engine.config import Config, ConfigError
 from server.app import create_app
 from server.process import url_of
+
+if TYPE_CHECKING:
+    from engine.core import EngineCore
 
 logger = logging.getLogger(__name__)
 
@@ -28,14 +31,26 @@ class LoadError(RuntimeError):
     """The model can't be loaded; the message is one readable line."""
 
 
-def serve(config: Config, listener: socket.socket) -> None:
+def make_engine(config: Config) -> AsyncEngine:
+    """An engine that loads its models when started, imports included, in its own thread."""
+
+    def load() -> EngineCore:
+        # Torch takes seconds to import; /health answers meanwhile.
+        from engine.build import build_core
+
+        return build_core(config)
+
+    max_requests = config.scheduler.max_running + config.scheduler.max_waiting
+    return AsyncEngine(load, max_requests=max_requests)
+
+
+def serve(config: Config, engine: AsyncEngine, listener: socket.socket) -> None:
     """Serve until a stop signal.
 
     Raises:
         ConfigError: keys that don't fit the model or the machine.
         LoadError: the model can't be loaded.
     """
-    engine = build_async_engine(config)
     asyncio.run(_serve(config, engine, listener))
     if engine.state is EngineState.LOADING:
         # The load goes on in its thread, which must not meet a half-dismantled interpreter.

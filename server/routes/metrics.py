@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
-from prometheus_client.exposition import choose_encoder
+from prometheus_client import generate_latest
+
+# Not OpenMetrics: prometheus_client turns the colon of vLLM's names into an underscore there.
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 router = APIRouter()
 
 
 @router.get("/metrics", response_model=None)
 async def metrics(request: Request) -> Response:
-    encode, content_type = choose_encoder(request.headers.get("accept", ""))
-    body = encode(request.app.state.metrics_registry)
-    return Response(body, headers={"Content-Type": content_type})
+    body = generate_latest(request.app.state.metrics_registry)
+    return Response(body, headers={"Content-Type": CONTENT_TYPE})

@@ -1,0 +1,202 @@
+"""An engine with AsyncEngine's public face that replays scripts instead of running a model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from engine.admission import ModelLimits
+from engine.async_engine import EngineState, ModelCard, OutputStream
+from engine.metrics import EngineMetrics
+from engine.request import (
+    EngineDeadError,
+    FinishReason,
+    GenerationRequest,
+    QueueFullError,
+    RequestError,
+    RequestOutput,
+    TokenLogprob,
+    Usage,
+)
+
+BOS, EOS = 256, 257
+
+
+class ByteTokenizer:
+    """One token a byte, and two control tokens."""
+
+    def __init__(self) -> None:
+        self.pieces = [bytes([value]) for value in range(256)] + [b"<bos>", b"<eos>"]
+        self.special_ids = frozenset({BOS, EOS})
+        self.adds_bos = False
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return [BOS] * (self.adds_bos and add_special_tokens) + list(text.encode())
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        if messages[-1]["role"] == "assistant":
+            raise RequestError("The template wants a user last.", param="messages")
+        text = "".join(f"<{m['role']}>{m['content']}" for m in messages)
+        return self.encode(text)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return b"".join(self.pieces[i] for i in ids if i < 256).decode(errors="replace")
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one engine step gives a request."""
+
+    text: str
+    pieces: tuple[bytes, ...]
+    """The step's tokens."""
+    finish: FinishReason | None = None
+    stop_reason: str | int | None = None
+    error: str | None = None
+
+
+def words(*texts: str, finish: FinishReason = FinishReason.STOP) -> list[Step]:
+    """A script that gives each text as one token."""
+    steps = [Step(text, (text.encode(),)) for text in texts]
+    steps[-1] = replace(steps[-1], finish=finish)
+    return steps
+
+
+Script = Callable[[GenerationRequest], Sequence[Step]]
+
+
+def hello(request: GenerationRequest) -> list[Step]:
+    """Three tokens, fewer when the request allows fewer."""
+    texts = ["Hello", " world", "!"]
+    if request.params.max_tokens == 0:
+        return [Step("", (), FinishReason.LENGTH)]
+    if request.params.max_tokens < len(texts):
+        return words(*texts[: request.params.max_tokens], finish=FinishReason.LENGTH)
+    return words(*texts)
+
+
+def logprob(piece: bytes, position: int, num_top: int) -> TokenLogprob:
+    """The chosen token is the second likeliest."""
+    value = -0.25 * (position + 1)
+    top = [(1, b"top", value / 2), (2, piece, value), (3, b"\xe2\x80", float("-inf"))]
+    return TokenLogprob(2, piece, value, tuple(top[:num_top]))
+
+
+@dataclass
+class ScriptedEngine:
+    script: Script = hello
+    state: EngineState = EngineState.READY
+    failure: str | None = None
+    max_context: int = 128
+    max_requests: int = 64
+    hold_after: int | None = None
+    """Outputs given before a request stalls for ever; None: never stalls."""
+    pace: float = 0.0
+    """Seconds between a request's outputs."""
+    load_error: BaseException | None = None
+    tokenizer: ByteTokenizer = field(default_factory=ByteTokenizer)
+    submitted: list[GenerationRequest] = field(default_factory=list)
+    aborted: list[str] = field(default_factory=list)
+    figures: EngineMetrics = field(default_factory=EngineMetrics)
+
+    def __post_init__(self) -> None:
+        self.playing: dict[str, asyncio.Task[None]] = {}
+        self.encode_gate: asyncio.Event | None = None
+
+    @property
+    def limits(self) -> ModelLimits:
+        self._require_ready()
+        return ModelLimits(self.max_context, vocab_size=260)
+
+    @property
+    def card(self) -> ModelCard:
+        return ModelCard("tiny/model", 1700000000, self.limits.max_context)
+
+    @property
+    def num_requests(self) -> int:
+        return len(self.playing)
+
+    def metrics(self) -> EngineMetrics:
+        self._require_ready()
+        return self.figures
+
+    async def start(self) -> None:
+        if self.load_error is not None:
+            self.state, self.failure = EngineState.DEAD, str(self.load_error)
+            raise self.load_error
+        self.state = EngineState.READY
+
+    async def stop(self) -> None:
+        self.state = EngineState.STOPPED
+
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        if self.encode_gate is not None:
+            await self.encode_gate.wait()
+        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    async def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        return self.tokenizer.encode_chat(messages)
+
+    def submit(self, request: GenerationRequest) -> OutputStream:
+        self.limits.check(request)
+        if len(self.playing) >= self.max_requests:
+            raise QueueFullError(f"The server already holds {self.max_requests} requests.")
+        if request.request_id in {known.request_id for known in self.submitted}:
+            raise ValueError(f"request id {request.request_id!r} is already in use")
+        self.submitted.append(request)
+        stream = OutputStream(self, request.request_id)
+        self.playing[request.request_id] = asyncio.create_task(self._play(request, stream))
+        return stream
+
+    def abort(self, request_id: str) -> None:
+        task = self.playing.pop(request_id, None)
+        if task is not None:
+            task.cancel()
+            self.aborted.append(request_id)
+
+    def _require_ready(self) -> None:
+        if self.state is not EngineState.READY:
+            raise EngineDeadError(f"The engine is {self.state}: {self.failure}.")
+
+    async def _play(self, request: GenerationRequest, stream: OutputStream) -> None:
+        async for output in self._outputs(request):
+            if output.finish_reason is not None:
+                del self.playing[request.request_id]
+            stream.put(output)
+            await asyncio.sleep(self.pace)
+
+    async def _outputs(self, request: GenerationRequest) -> AsyncIterator[RequestOutput]:
+        num_tokens, params = 0, request.params
+        for number, step in enumerate(self.script(request)):
+            if number == self.hold_after:
+                await asyncio.Event().wait()
+            positions = range(num_tokens, num_tokens + len(step.pieces))
+            num_tokens += len(step.pieces)
+            yield RequestOutput(
+                request_id=request.request_id,
+                text=step.text,
+                token_ids=tuple(positions),
+                usage=Usage(len(request.prompt_token_ids), num_tokens, cached_tokens=1),
+                logprobs=()
+                if params.logprobs is None
+                else tuple(
+                    logprob(piece, position, params.logprobs)
+                    for piece, position in zip(step.pieces, positions, strict=True)
+                ),
+                prompt_logprobs=self._prompt_logprobs(request) if number == 0 else None,
+                finish_reason=step.finish,
+                stop_reason=step.stop_reason,
+                error=step.error,
+            )
+
+    def _prompt_logprobs(
+        self, request: GenerationRequest
+    ) -> tuple[TokenLogprob | None, ...] | None:
+        num_top = request.params.prompt_logprobs
+        if num_top is None:
+            return None
+        pieces = [self.tokenizer.pieces[i] for i in request.prompt_token_ids]
+        rest = [logprob(piece, position, num_top) for position, piece in enumerate(pieces[1:])]
+        ids = request.prompt_token_ids[1:]
+        return (None, *(replace(entry, token_id=i) for entry, i in zip(rest, ids, strict=True)))
