@@ -81,10 +81,8 @@ def resolve(ref: str) -> ModelFiles:
     if ref.startswith("wheel:"):
         return _from_wheel(ref)
     path = Path(ref).expanduser()
-    if path.is_dir():
-        return _from_folder(ref, path)
-    if path.exists():
-        return _from_gguf(ref, path)
+    if ref and path.exists():
+        return _from_folder(ref, path) if path.is_dir() else _from_gguf(ref, path)
     if _looks_like_a_path(ref):
         raise ModelSourceError(f"{ref}: no such file or folder")
     if match := _HUB_REF.fullmatch(ref):

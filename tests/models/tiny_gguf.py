@@ -1,0 +1,138 @@
+"""Writes tiny GGUF files: a one-layer Llama with random weights and a small vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gguf import GGUFWriter, TokenType
+from tokenizers import pre_tokenizers
+
+HIDDEN = 16
+HEADS = 2
+INTERMEDIATE = 24
+CONTEXT = 64
+CHAT_TEMPLATE = "{{ messages[0]['content'] }}<|im_end|>"
+CONTROL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+USER_TOKEN = "<tool_call>"
+
+Weights = dict[str, npt.NDArray[np.float32]]
+
+
+def byte_level_vocabulary() -> tuple[list[str], list[TokenType], list[str]]:
+    """Tokens, their types and merges that make ``12``, ``hi`` and ``Ġhi``; the last is padding."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    merges = ["1 2", "h i", "Ġ hi"]
+    tokens = [*CONTROL_TOKENS, USER_TOKEN, *alphabet, "12", "hi", "Ġhi", "[PAD263]"]
+    types = [TokenType.CONTROL] * 3 + [TokenType.USER_DEFINED]
+    types += [TokenType.NORMAL] * (len(tokens) - 5) + [TokenType.UNUSED]
+    return tokens, types, merges
+
+
+def sentencepiece_vocabulary() -> tuple[list[str], list[TokenType]]:
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    types = [TokenType.UNKNOWN, TokenType.CONTROL, TokenType.CONTROL, *[TokenType.BYTE] * 256]
+    normal = ["h", "i", "▁", "s", "<", ">", "/", "hi", "▁hi", "▁▁", "</", "s>"]
+    return tokens + normal, types + [TokenType.NORMAL] * len(normal)
+
+
+def random_weights(vocabulary_size: int) -> Weights:
+    """Parameters of a one-layer Llama under Hugging Face's names."""
+    rng = np.random.default_rng(5)
+    layer = "model.layers.0"
+    shapes = {
+        "model.embed_tokens.weight": (vocabulary_size, HIDDEN),
+        "lm_head.weight": (vocabulary_size, HIDDEN),
+        "model.norm.weight": (HIDDEN,),
+        f"{layer}.input_layernorm.weight": (HIDDEN,),
+        f"{layer}.post_attention_layernorm.weight": (HIDDEN,),
+        f"{layer}.self_attn.q_proj.weight": (HIDDEN, HIDDEN),
+        f"{layer}.self_attn.k_proj.weight": (HIDDEN, HIDDEN),
+        f"{layer}.self_attn.v_proj.weight": (HIDDEN, HIDDEN),
+        f"{layer}.self_attn.o_proj.weight": (HIDDEN, HIDDEN),
+        f"{layer}.mlp.gate_proj.weight": (INTERMEDIATE, HIDDEN),
+        f"{layer}.mlp.up_proj.weight": (INTERMEDIATE, HIDDEN),
+        f"{layer}.mlp.down_proj.weight": (HIDDEN, INTERMEDIATE),
+    }
+    return {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+_GGUF_NAMES = {
+    "model.embed_tokens": "token_embd",
+    "lm_head": "output",
+    "model.norm": "output_norm",
+    "model.layers.0.input_layernorm": "blk.0.attn_norm",
+    "model.layers.0.post_attention_layernorm": "blk.0.ffn_norm",
+    "model.layers.0.self_attn.q_proj": "blk.0.attn_q",
+    "model.layers.0.self_attn.k_proj": "blk.0.attn_k",
+    "model.layers.0.self_attn.v_proj": "blk.0.attn_v",
+    "model.layers.0.self_attn.o_proj": "blk.0.attn_output",
+    "model.layers.0.mlp.gate_proj": "blk.0.ffn_gate",
+    "model.layers.0.mlp.up_proj": "blk.0.ffn_up",
+    "model.layers.0.mlp.down_proj": "blk.0.ffn_down",
+}
+
+
+def _rotate_pairs(weight: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """llama.cpp keeps the two halves of a rotary pair side by side."""
+    halves = weight.reshape(HEADS, 2, HIDDEN // HEADS // 2, HIDDEN)
+    return halves.swapaxes(1, 2).reshape(weight.shape)
+
+
+def write_tiny_gguf(
+    path: Path,
+    *,
+    kind: str = "gpt2",
+    pre: str = "smollm",
+    extra: Mapping[str, Any] | None = None,
+    extra_tensor: str | None = None,
+) -> Weights:
+    """Write the file; returns its parameters under Hugging Face's names."""
+    writer = GGUFWriter(path, "llama")
+    writer.add_context_length(CONTEXT)
+    writer.add_embedding_length(HIDDEN)
+    writer.add_block_count(1)
+    writer.add_feed_forward_length(INTERMEDIATE)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(HEADS)
+    writer.add_rope_dimension_count(HIDDEN // HEADS)
+    writer.add_rope_freq_base(10_000.0)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_tokenizer_model(kind)
+    if kind == "gpt2":
+        tokens, types, merges = byte_level_vocabulary()
+        writer.add_tokenizer_pre(pre)
+        writer.add_token_merges(merges)
+        writer.add_bos_token_id(1)
+        writer.add_eos_token_id(2)
+        writer.add_pad_token_id(0)
+        writer.add_chat_template(CHAT_TEMPLATE)
+    else:
+        tokens, types = sentencepiece_vocabulary()
+        writer.add_token_scores([-float(index) for index in range(len(tokens))])
+        writer.add_unk_token_id(0)
+        writer.add_bos_token_id(1)
+        writer.add_eos_token_id(2)
+    writer.add_vocab_size(len(tokens))
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    for key, value in (extra or {}).items():
+        add = {bool: writer.add_bool, int: writer.add_uint32, str: writer.add_string}[type(value)]
+        add(key, value)
+    weights = random_weights(len(tokens))
+    for name, weight in weights.items():
+        stem, _, suffix = name.rpartition(".")
+        if stem.endswith(("q_proj", "k_proj")):
+            writer.add_tensor(f"{_GGUF_NAMES[stem]}.{suffix}", _rotate_pairs(weight))
+        else:
+            writer.add_tensor(f"{_GGUF_NAMES[stem]}.{suffix}", weight)
+    if extra_tensor is not None:
+        writer.add_tensor(extra_tensor, np.ones(HIDDEN, dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return weights
