@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from engine.config import Config, ConfigError
-from engine.models.gguf import torch_folder
-from engine.models.runner import KvBudget, ModelRunner
+from engine.models.cpu_runner import CpuRunner
+from engine.models.gguf import hf_folder, torch_folder
+from engine.models.runner import KvBudget, ModelRunner, UnsupportedModelError
 from engine.models.source import ModelFiles
 from engine.models.torch_runner import TorchRunner
 
@@ -58,6 +61,24 @@ def load_runner(
         max_requests=config.scheduler.max_running,
         max_context=config.max_context,
     )
+    if placement.device.type == "cpu" and config.runner != "torch":
+        reason = CpuRunner.supports(_read_config(files))
+        if reason is None:
+            return CpuRunner.load(
+                files,
+                budget=budget,
+                kv_dtype="bfloat16" if placement.dtype == torch.bfloat16 else "float32",
+                threads=config.threads,
+                quantization=config.quantization,
+            )
+        if config.runner == "native":
+            raise UnsupportedModelError(f"{files.name} can't run natively: {reason}")
+        logger.warning("%s runs on torch, not on the native decoder: %s", files.name, reason)
     return TorchRunner.load(
         torch_folder(files), device=placement.device, dtype=placement.dtype, budget=budget
     )
+
+
+def _read_config(files: ModelFiles) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads((hf_folder(files) / "config.json").read_text("utf-8"))
+    return values
