@@ -8,7 +8,9 @@ from typing import Any
 import pydantic_core
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
+from starlette.requests import ClientDisconnect
 
+from server.disconnect import ClientDisconnectedError
 from server.errors import ApiError
 
 
@@ -34,7 +36,11 @@ class JsonRoute(APIRoute):
         async def handle(request: Request) -> Response:
             _require_json_type(request)
             parsing = _JsonRequest(request.scope, request.receive)
-            parsing.parsed = _parse(await parsing.body())
+            try:
+                body = await parsing.body()
+            except ClientDisconnect:
+                raise ClientDisconnectedError from None
+            parsing.parsed = _parse(body)
             return await handler(parsing)
 
         return handle

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import socket
 from contextlib import suppress
@@ -52,8 +53,8 @@ def serve(config: Config, engine: AsyncEngine, listener: socket.socket) -> None:
         LoadError: the model can't be loaded.
     """
     asyncio.run(_serve(config, engine, listener))
-    if engine.state is EngineState.LOADING:
-        # The load goes on in its thread, which must not meet a half-dismantled interpreter.
+    if engine.state in (EngineState.LOADING, EngineState.READY):
+        # A load, or a second signal: the engine's thread must not meet a half-ended interpreter.
         logging.shutdown()
         os._exit(0)
 
@@ -98,7 +99,7 @@ async def _serve(config: Config, engine: AsyncEngine, listener: socket.socket) -
             ws="none",
             lifespan="on",
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
-            timeout_graceful_shutdown=int(2 * DRAIN_SECONDS),
+            timeout_graceful_shutdown=math.ceil(2 * DRAIN_SECONDS),
         ),
         engine,
     )

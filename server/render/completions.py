@@ -17,8 +17,9 @@ class EchoedPrompt:
     """A prompt that its choices repeat."""
 
     text: str
-    first_token_id: int
+    token_ids: tuple[int, ...]
     first_piece: bytes
+    """Bytes of its first token, which has no log-probability to bring them along."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +48,20 @@ class CompletionRenderer:
         echoes: Sequence[EchoedPrompt | None],
         with_logprobs: bool,
         include_usage: bool,
-        hidden_token_ids: frozenset[int],
+        special_token_ids: frozenset[int],
+        shows_special_tokens: bool,
     ) -> None:
         """
         Args:
             echoes: one entry a choice; None: the prompt is not repeated.
-            hidden_token_ids: tokens that leave no text.
+            shows_special_tokens: whether special tokens of the output are part of its text.
         """
         self._head = head
         self._states = [_ChoiceState(echo) for echo in echoes]
         self._with_logprobs = with_logprobs
         self._include_usage = include_usage
-        self._hidden_token_ids = hidden_token_ids
+        self._special_token_ids = special_token_ids
+        self._shows_special_tokens = shows_special_tokens
 
     def take(self, index: int, output: RequestOutput) -> CompletionPiece:
         state = self._states[index]
@@ -94,34 +97,48 @@ class CompletionRenderer:
     ) -> CompletionLogprobs:
         logprobs = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
         if echo is not None and output.prompt_logprobs:
-            rest = [entry for entry in output.prompt_logprobs if entry is not None]
-            width = self._width(echo.first_token_id, echo.first_piece)
-            width += sum(self._width(entry.token_id, entry.piece) for entry in rest)
-            # Some tokenizers put a space in front that is no part of the text.
-            state.text_offset = len(echo.text) - width
-            self._append(logprobs, state, echo.first_token_id, echo.first_piece, None)
-            for entry in rest:
-                self._append(logprobs, state, entry.token_id, entry.piece, entry)
+            entries = output.prompt_logprobs
+            pieces = [echo.first_piece if entry is None else entry.piece for entry in entries]
+            offsets = prompt_text_offsets(echo, pieces, self._special_token_ids)
+            for entry, piece, offset in zip(entries, pieces, offsets, strict=True):
+                _append(logprobs, piece, entry, offset)
+            state.text_offset = len(echo.text)
         for entry in output.logprobs:
-            self._append(logprobs, state, entry.token_id, entry.piece, entry)
+            _append(logprobs, entry.piece, entry, state.text_offset)
+            if self._shows_special_tokens or entry.token_id not in self._special_token_ids:
+                state.text_offset += num_characters(entry.piece)
         return logprobs
 
-    def _append(
-        self,
-        logprobs: CompletionLogprobs,
-        state: _ChoiceState,
-        token_id: int,
-        piece: bytes,
-        entry: TokenLogprob | None,
-    ) -> None:
-        logprobs.tokens.append(token_text(piece))
-        logprobs.token_logprobs.append(None if entry is None else json_logprob(entry.logprob))
-        logprobs.top_logprobs.append(None if entry is None else _top(entry))
-        logprobs.text_offset.append(max(0, state.text_offset))
-        state.text_offset += self._width(token_id, piece)
 
-    def _width(self, token_id: int, piece: bytes) -> int:
-        return 0 if token_id in self._hidden_token_ids else num_characters(piece)
+def prompt_text_offsets(
+    echo: EchoedPrompt, pieces: Sequence[bytes], special_token_ids: frozenset[int]
+) -> list[int]:
+    """Where each token of a prompt begins in its text.
+
+    A special token counts only where the text has it; one that the tokenizer added has no width.
+    """
+    offsets: list[int] = []
+    position = 0
+    at_start = True
+    for token_id, piece in zip(echo.token_ids, pieces, strict=True):
+        is_special = token_id in special_token_ids
+        if at_start and not is_special:
+            at_start = False
+            if piece.startswith(b" ") and not echo.text.startswith(" ", position):
+                position -= 1  # some tokenizers put a space in front that the text does not have
+        offsets.append(max(0, position))
+        if not is_special or echo.text.startswith(token_text(piece), position):
+            position += num_characters(piece)
+    return offsets
+
+
+def _append(
+    logprobs: CompletionLogprobs, piece: bytes, entry: TokenLogprob | None, offset: int
+) -> None:
+    logprobs.tokens.append(token_text(piece))
+    logprobs.token_logprobs.append(None if entry is None else json_logprob(entry.logprob))
+    logprobs.top_logprobs.append(None if entry is None else _top(entry))
+    logprobs.text_offset.append(offset)
 
 
 def _top(entry: TokenLogprob) -> dict[str, float]:

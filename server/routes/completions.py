@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from typing import Any
+from typing import Any, cast
 
 from fastapi import APIRouter, Request, Response
 
@@ -47,14 +47,13 @@ async def _complete(body: CompletionRequest, context: ServerContext) -> Response
     with_usage = include_usage(body)
     prompts = [await _prepare(prompt, body, context) for prompt in _prompts(body, context)]
     response_id = f"cmpl-{uuid.uuid4().hex}"
-    shows_special_tokens = body.skip_special_tokens is False
-    hidden = frozenset() if shows_special_tokens else context.engine.tokenizer.special_ids
     renderer = CompletionRenderer(
         context.response_head(response_id),
         echoes=[_echo(prompt, body, context) for prompt in prompts for _ in range(n)],
         with_logprobs=body.logprobs is not None,
         include_usage=with_usage,
-        hidden_token_ids=hidden,
+        special_token_ids=context.engine.tokenizer.special_ids,
+        shows_special_tokens=body.skip_special_tokens is False,
     )
     generation = Generation.submit(context.engine, prompts, num_choices=n, response_id=response_id)
     return await answer(generation, renderer, stream=bool(body.stream))
@@ -81,13 +80,10 @@ def _check(body: CompletionRequest, context: ServerContext) -> None:
 def _prompts(body: CompletionRequest, context: ServerContext) -> list[str | list[int]]:
     """The request's prompts, one by one, whatever form they came in."""
     given = body.prompt
-    prompts: list[str | list[int]]
-    if isinstance(given, str):
+    if isinstance(given, str) or (given and isinstance(given[0], int)):
         prompts = [given]
-    elif given and isinstance(given[0], int):
-        prompts = [[token_id for token_id in given if isinstance(token_id, int)]]
     else:
-        prompts = [prompt for prompt in given if not isinstance(prompt, int)]
+        prompts = cast("list[str | list[int]]", given)
     limit = context.config.limits.max_prompts
     if len(prompts) > limit:
         raise RequestError(
@@ -129,5 +125,5 @@ def _echo(
 ) -> EchoedPrompt | None:
     if not body.echo or not isinstance(prompt.source, TextPrompt):
         return None
-    first = prompt.token_ids[0]
-    return EchoedPrompt(prompt.source.text, first, context.engine.tokenizer.pieces[first])
+    first_piece = context.engine.tokenizer.pieces[prompt.token_ids[0]]
+    return EchoedPrompt(prompt.source.text, prompt.token_ids, first_piece)

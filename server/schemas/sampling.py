@@ -80,7 +80,7 @@ class SamplingFields(RequestModel):
     min_p: float | None = Field(None, ge=0, le=1, allow_inf_nan=False)
     presence_penalty: float | None = Field(None, ge=-2, le=2, allow_inf_nan=False)
     frequency_penalty: float | None = Field(None, ge=-2, le=2, allow_inf_nan=False)
-    repetition_penalty: float | None = Field(None, gt=0, le=100, allow_inf_nan=False)
+    repetition_penalty: float | None = Field(None, ge=0.01, le=100, allow_inf_nan=False)
     logit_bias: LogitBias = None
     seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
     stop: Stop | None = None

@@ -102,6 +102,7 @@ class ScriptedEngine:
 
     def __post_init__(self) -> None:
         self.playing: dict[str, asyncio.Task[None]] = {}
+        self.streams: dict[str, OutputStream] = {}
         self.encode_gate: asyncio.Event | None = None
 
     @property
@@ -129,6 +130,19 @@ class ScriptedEngine:
 
     async def stop(self) -> None:
         self.state = EngineState.STOPPED
+        for request_id, task in self.playing.items():
+            task.cancel()
+            self.streams[request_id].put(
+                RequestOutput(
+                    request_id,
+                    "",
+                    (),
+                    Usage(0, 0, 0),
+                    finish_reason=FinishReason.ERROR,
+                    error="The server is shutting down.",
+                )
+            )
+        self.playing.clear()
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         if self.encode_gate is not None:
@@ -145,7 +159,7 @@ class ScriptedEngine:
         if request.request_id in {known.request_id for known in self.submitted}:
             raise ValueError(f"request id {request.request_id!r} is already in use")
         self.submitted.append(request)
-        stream = OutputStream(self, request.request_id)
+        stream = self.streams[request.request_id] = OutputStream(self, request.request_id)
         self.playing[request.request_id] = asyncio.create_task(self._play(request, stream))
         return stream
 

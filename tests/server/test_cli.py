@@ -29,6 +29,7 @@ class LoadingEngine(ScriptedEngine):
         {load}
         await super().start()
 
+server.serve.DRAIN_SECONDS = {drain_seconds}
 server.serve.make_engine = lambda config: LoadingEngine(state=EngineState.LOADING{options})
 sys.exit(main())
 """
@@ -54,8 +55,10 @@ def exit_code_of(arguments):
 class Served:
     """`slipstream serve` with a scripted engine in place of a model."""
 
-    def __init__(self, *flags, load_seconds=0.0, load="pass", options=""):
-        program = SCRIPTED_SERVER.format(load_seconds=load_seconds, load=load, options=options)
+    def __init__(self, *flags, load_seconds=0.0, load="pass", options="", drain_seconds=5.0):
+        program = SCRIPTED_SERVER.format(
+            load_seconds=load_seconds, load=load, options=options, drain_seconds=drain_seconds
+        )
         self.process = subprocess.Popen(
             [sys.executable, "-c", program, "serve", "--port", "0", *flags],
             stderr=subprocess.PIPE,
@@ -216,6 +219,25 @@ def test_request_in_progress_may_finish_after_a_stop_signal():
             rest = list(lines)
         assert rest[-2] == "data: [DONE]"
         assert served.end() == 0
+
+
+def test_request_that_outlasts_the_drain_time_ends_in_an_error():
+    with Served(options=", hold_after=1", drain_seconds=0.2) as served:
+        url = served.read_url()
+        with httpx.stream(
+            "POST",
+            f"{url}/v1/completions",
+            json={"model": "tiny/model", "prompt": "a", "stream": True},
+            timeout=20,
+        ) as response:
+            lines = response.iter_lines()
+            assert "Hello" in next(lines)
+            served.process.send_signal(signal.SIGTERM)
+            rest = [line for line in lines if line]
+        assert len(rest) == 1
+        assert "The server is shutting down." in rest[0]
+        assert served.end() == 0
+        assert "Traceback" not in served.log
 
 
 @pytest.mark.parametrize(

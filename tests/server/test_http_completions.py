@@ -7,7 +7,7 @@ import math
 import pytest
 
 from engine.request import SEED_MASK, FinishReason, TextPrompt
-from tests.server.scripted_engine import BOS, ScriptedEngine, Step, words
+from tests.server.scripted_engine import BOS, EOS, Step, words
 
 
 async def test_whole_response(client, engine):
@@ -299,21 +299,33 @@ async def test_echo_with_logprobs_and_output(client):
     assert choice["logprobs"]["text_offset"] == [0, 1, 2, 7, 13]
 
 
-async def test_offsets_skip_control_tokens_and_the_tokenizers_leading_space(client, engine):
-    engine.tokenizer.adds_bos = True
-    logprobs = (await client.complete(prompt="ab", echo=True, logprobs=0)).json()["choices"][0][
-        "logprobs"
-    ]
-    assert logprobs["tokens"][0] == "<bos>"
-    assert logprobs["text_offset"] == [0, 0, 1, 2, 7, 13]
+@pytest.mark.parametrize(
+    ("text", "token_ids", "tokens", "offsets"),
+    [
+        ("ab", [BOS, 97, 98], ["<bos>", "a", "b"], [0, 0, 1]),
+        ("ab", [32, 97, 98], [" ", "a", "b"], [0, 0, 1]),
+        ("ab", [BOS, 32, 97, 98], ["<bos>", " ", "a", "b"], [0, 0, 0, 1]),
+        (" a", [32, 97], [" ", "a"], [0, 1]),
+        ("<bos>a<eos>b", [BOS, 97, EOS, 98], ["<bos>", "a", "<eos>", "b"], [0, 5, 6, 11]),
+        ("a<bos>", [BOS, 97, BOS], ["<bos>", "a", "<bos>"], [0, 0, 1]),
+    ],
+)
+async def test_offsets_of_what_the_tokenizer_adds(client, engine, text, token_ids, tokens, offsets):
+    engine.tokenizer.encode = lambda text, **options: token_ids
+    body = (await client.complete(prompt=text, echo=True, logprobs=0)).json()
+    logprobs = body["choices"][0]["logprobs"]
+    assert logprobs["tokens"][: len(tokens)] == tokens
+    end = len(text)
+    assert logprobs["text_offset"] == [*offsets, end, end + 5, end + 11]
 
-    original = ScriptedEngine().tokenizer.encode
-    engine.tokenizer.encode = lambda text, **options: original(" " + text)
-    logprobs = (await client.complete(prompt="ab", echo=True, logprobs=0)).json()["choices"][0][
-        "logprobs"
-    ]
-    assert logprobs["tokens"][:3] == [" ", "a", "b"]
-    assert logprobs["text_offset"] == [0, 0, 1, 2, 7, 13]
+
+@pytest.mark.parametrize(("shown", "offset"), [(True, 6), (False, 1)])
+async def test_offsets_of_special_tokens_in_the_output(client, engine, shown, offset):
+    engine.tokenizer.special_ids = frozenset({2})
+    fields = {"prompt": "a", "echo": True, "logprobs": 0, "skip_special_tokens": not shown}
+    engine.script = lambda request: [Step("x", (b"<eos>", b"x"), FinishReason.STOP)]
+    logprobs = (await client.complete(**fields)).json()["choices"][0]["logprobs"]
+    assert logprobs["text_offset"] == [0, 1, offset]
 
 
 async def test_finish_by_length(client):

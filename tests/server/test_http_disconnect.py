@@ -23,8 +23,9 @@ BODIES = {
 class Connection:
     """Drives the app by ASGI messages, so that a test decides when the client goes away."""
 
-    def __init__(self, app, path, *, accepts_events=True, **fields):
+    def __init__(self, app, path, *, accepts_events=True, sends_whole_body=True, **fields):
         self._accepts_events = accepts_events
+        self._sends_whole_body = sends_whole_body
         self._body = json.dumps({**BODIES[path], **fields}).encode()
         self._has_sent_body = False
         self._gone = asyncio.Event()
@@ -49,7 +50,11 @@ class Connection:
     async def _receive(self):
         if not self._has_sent_body:
             self._has_sent_body = True
-            return {"type": "http.request", "body": self._body, "more_body": False}
+            return {
+                "type": "http.request",
+                "body": self._body,
+                "more_body": not self._sends_whole_body,
+            }
         await self._gone.wait()
         return {"type": "http.disconnect"}
 
@@ -122,6 +127,13 @@ async def test_while_the_prompt_is_encoded(app, engine, no_task_left, stream):
     await asyncio.sleep(0.01)
     await connection.leave()
     assert engine.submitted == []
+
+
+async def test_while_the_body_is_sent(app, engine, no_task_left, caplog):
+    connection = Connection(app, "/v1/completions", sends_whole_body=False)
+    await connection.leave()
+    assert engine.submitted == []
+    assert caplog.text == ""
 
 
 async def test_client_that_leaves_at_once(app, engine, no_task_left):
