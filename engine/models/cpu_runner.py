@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -17,6 +17,9 @@ from engine.models.packing import PackedWeights, Quantization, packed_weights
 from engine.models.runner import KvBudget, ModelInfo, UnsupportedModelError
 from engine.models.source import ModelFiles
 from engine.plan import StepPlan, pack
+
+if TYPE_CHECKING:
+    from engine.kernels._native import PackedMatrix
 
 _KV_TYPES = {"float32": 0, "bfloat16": 1}
 _LAYER_PARTS = ("q", "k", "v", "o", "gate", "up", "down", "attention_norm", "mlp_norm")
@@ -51,9 +54,7 @@ class CpuRunner:
         block_bytes = native.kv_block_bytes(shape, len(spec.layers), budget.block_size, kv_type)
         bytes_per_token = -(-block_bytes // budget.block_size)
         self._block_size = budget.block_size
-        self._num_blocks = budget.num_blocks(
-            bytes_per_token, spec.max_context, budget.memory_bytes
-        )
+        self._num_blocks = budget.num_blocks(bytes_per_token, spec.max_context, budget.memory_bytes)
         self._pool = native.ThreadPool(threads)
         try:
             self._decoder = native.Decoder(
@@ -149,19 +150,19 @@ class CpuRunner:
         return torch.from_numpy(logits)
 
 
-def _matrix(weights: PackedWeights, name: str) -> Any:
+def _matrix(weights: PackedWeights, name: str) -> PackedMatrix:
     packed = weights.matrices.get(name)
     if packed is None:
         raise UnsupportedModelError(f"the weights lack {name}")
-    return load_native().PackedMatrix(
-        int(packed.format), packed.rows, packed.cols, packed.data
-    )
+    return load_native().PackedMatrix(int(packed.format), packed.rows, packed.cols, packed.data)
 
 
 def _top_weights(spec: DecoderSpec, weights: PackedWeights) -> dict[str, Any]:
     if "final_norm" not in weights.vectors:
         raise UnsupportedModelError("the weights lack final_norm")
-    top = {name: _matrix(weights, name) for name in ("embedding", "head") if name in weights.matrices}
+    top = {
+        name: _matrix(weights, name) for name in ("embedding", "head") if name in weights.matrices
+    }
     if spec.tied and top:
         only = next(iter(top.values()))
         top = {"embedding": only, "head": only} | top

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,10 @@ from engine.kernels import load_native
 from engine.models.decoder_spec import DecoderSpec
 from engine.models.runner import UnsupportedModelError
 from engine.models.source import ModelFiles, cache_folder
-from engine.models.weight_files import FloatType, Tensor, WeightFiles, open_weights
+from engine.models.weight_files import Tensor, WeightFiles, open_weights
+
+if TYPE_CHECKING:
+    from engine.kernels._native import PackedMatrix
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +77,13 @@ class PackedMatrixData:
     cols: int
     data: Bytes
 
+    def native(self) -> PackedMatrix:
+        """The matrix as the extension takes it."""
+        matrix: PackedMatrix = load_native().PackedMatrix(
+            int(self.format), self.rows, self.cols, self.data
+        )
+        return matrix
+
 
 @dataclass(frozen=True, slots=True)
 class PackedWeights:
@@ -81,6 +91,10 @@ class PackedWeights:
 
     matrices: Mapping[str, PackedMatrixData]
     vectors: Mapping[str, Floats]
+
+    def native_matrices(self) -> list[tuple[str, PackedMatrix]]:
+        """Every matrix for the extension, with its format's name (for `bench_kernels`)."""
+        return [(m.format.name.lower(), m.native()) for m in self.matrices.values()]
 
     @property
     def num_parameters(self) -> int:

@@ -28,9 +28,7 @@ def aligned(size: int) -> npt.NDArray[np.uint8]:
     return memory[start : start + size]
 
 
-def random_blocks(
-    quantization: str, rows: int, cols: int, seed: int = 0
-) -> npt.NDArray[np.uint8]:
+def random_blocks(quantization: str, rows: int, cols: int, seed: int = 0) -> npt.NDArray[np.uint8]:
     """uint8[rows, row bytes]: every quant and small scale random, float16 scales of either sign."""
     rng = np.random.default_rng(seed)
     columns, size = GGML_QUANT_SIZES[GGMLQuantizationType[quantization]]
@@ -45,18 +43,14 @@ def dequantized(quantization: str, blocks: npt.NDArray[np.uint8]) -> npt.NDArray
     return gguf.dequantize(blocks, GGMLQuantizationType[quantization])
 
 
-def packed(
-    quantization: str, blocks: npt.NDArray[np.uint8], cols: int, rotary_heads: int = 0
-):  # type: ignore[no-untyped-def]
+def packed(quantization: str, blocks: npt.NDArray[np.uint8], cols: int, rotary_heads: int = 0):  # type: ignore[no-untyped-def]
     """A PackedMatrix of GGUF blocks."""
     native = load_native()
     ggml_type = int(GGMLQuantizationType[quantization])
     format_ = native.format_for_gguf(ggml_type)
     out = aligned(native.packed_bytes(format_, len(blocks), cols))
     pool = native.ThreadPool(2)
-    native.pack_gguf(
-        pool, ggml_type, blocks.reshape(-1), len(blocks), cols, rotary_heads, out
-    )
+    native.pack_gguf(pool, ggml_type, blocks.reshape(-1), len(blocks), cols, rotary_heads, out)
     return native.PackedMatrix(format_, len(blocks), cols, out)
 
 

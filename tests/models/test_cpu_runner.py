@@ -158,7 +158,9 @@ def rounded_to_int8(weights: torch.Tensor) -> torch.Tensor:
     rows, cols = weights.shape
     groups = torch.nn.functional.pad(weights, (0, -cols % 32)).reshape(rows, -1, 32)
     scales = (groups.abs().amax(-1, keepdim=True) / 127).half().float()
-    return ((groups / scales.clamp(min=1e-9)).round().clamp(-127, 127) * scales).reshape(rows, -1)[:, :cols]
+    return ((groups / scales.clamp(min=1e-9)).round().clamp(-127, 127) * scales).reshape(rows, -1)[
+        :, :cols
+    ]
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma3"])
@@ -204,7 +206,9 @@ def test_fifteen_neighbours_and_stale_drafts_change_no_bit(kv_dtype: str, tmp_pa
     alone = load(tmp_path, "int8", kv_dtype=kv_dtype)
     runner = load(tmp_path, "int8", kv_dtype=kv_dtype)
     blocks = blocks_for(runner, 16, seed=5)
-    run(runner, *(piece(t, 0, len(t) - 5, b, len(t)) for t, b in zip(requests, blocks, strict=True)))
+    run(
+        runner, *(piece(t, 0, len(t) - 5, b, len(t)) for t, b in zip(requests, blocks, strict=True))
+    )
     drafts = [np.where(np.arange(len(t)) >= len(t) - 3, 1, t) for t in requests]
     run(runner, *(piece(d, len(d) - 5, len(d), b) for d, b in zip(drafts, blocks, strict=True)))
     logits = run(

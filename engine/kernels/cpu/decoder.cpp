@@ -10,7 +10,6 @@
 namespace slipstream {
 namespace {
 
-constexpr int kPiecesPerThread = 8;  // dynamic shares of a loop, against uneven cores
 constexpr int kColumnsPerTask = 512;
 
 int padded(int block_size) { return static_cast<int>(round_up(block_size, 16)); }
@@ -196,8 +195,7 @@ void Decoder::project(const Rows& input, int count, std::initializer_list<Output
   in.rows = count;
   int total = 0;
   for (const Output& o : outputs) total += o.linear->weight.tiles();
-  const int grain = std::max(1, total / (pool_.threads() * kPiecesPerThread));
-  pool_.run(total, grain, [&](int begin, int end, int) {
+  pool_.run(total, linear_grain(total, pool_.threads()), [&](int begin, int end, int) {
     int base = 0;
     for (const Output& o : outputs) {
       const int tiles = o.linear->weight.tiles();

@@ -9,6 +9,9 @@
 
 namespace slipstream {
 
+// Kernels are built from small pieces that must not become calls.
+#define SLIPSTREAM_INLINE inline __attribute__((always_inline))
+
 constexpr int kRowBlock = 16;
 constexpr int kSumKinds = 3;
 
@@ -46,6 +49,13 @@ struct LinearOutput {
   const float* bias = nullptr;
   bool accumulate = false;
 };
+
+// Tiles a thread takes at a time: shares small enough to even out cores of different speed.
+inline int linear_grain(int tiles, int threads) {
+  constexpr int kSharesPerThread = 8;
+  const int grain = tiles / (threads * kSharesPerThread);
+  return grain > 0 ? grain : 1;
+}
 
 enum class KvType : uint8_t { F32 = 0, BF16 = 1 };
 

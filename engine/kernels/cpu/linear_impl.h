@@ -27,7 +27,7 @@ constexpr int kOffset = F == Format::Q4Symmetric                          ? 8
                         : F == Format::Q8Symmetric && !Simd::kSignedDot   ? 128
                                                                           : 0;
 
-inline void unpack_nibbles(const uint8_t* data, Simd::Q w[kQuads]) {
+SLIPSTREAM_INLINE void unpack_nibbles(const uint8_t* data, Simd::Q w[kQuads]) {
   for (int j = 0; j < 4; ++j) {
     const Simd::Q pair = Simd::load_q(data + j * kVectorBytes);
     w[2 * j] = Simd::low_nibbles(pair);
@@ -58,7 +58,7 @@ struct BlockScales<Format::Q6Super> {
 };
 
 template <Format F>
-GroupScales group_scales(const uint8_t* block, int group, const BlockScales<F>& super) {
+SLIPSTREAM_INLINE GroupScales group_scales(const uint8_t* block, int group, const BlockScales<F>& super) {
   const uint16_t* half = reinterpret_cast<const uint16_t*>(block);
   const float* single = reinterpret_cast<const float*>(block);
   (void)super;
@@ -80,7 +80,7 @@ GroupScales group_scales(const uint8_t* block, int group, const BlockScales<F>& 
 }
 
 template <Format F>
-void unpack_group(const uint8_t* data, Simd::Q w[kQuads]) {
+SLIPSTREAM_INLINE void unpack_group(const uint8_t* data, Simd::Q w[kQuads]) {
   if constexpr (F == Format::Q8Symmetric || F == Format::Q8Affine) {
     for (int j = 0; j < kQuads; ++j) {
       w[j] = Simd::load_q(data + j * kVectorBytes);
@@ -102,13 +102,13 @@ void unpack_group(const uint8_t* data, Simd::Q w[kQuads]) {
 }
 
 template <Format F>
-Simd::I dot_start(const int32_t* negated_sum) {
+SLIPSTREAM_INLINE Simd::I dot_start(const int32_t* negated_sum) {
   if constexpr (kOffset<F> == 0) return Simd::iset1(0);
   return Simd::iset1(*negated_sum * kOffset<F>);
 }
 
 template <Format F>
-Simd::I dot_quads(Simd::I acc, const Simd::Q* w, int begin, int end, const int8_t* x) {
+SLIPSTREAM_INLINE Simd::I dot_quads(Simd::I acc, const Simd::Q* w, int begin, int end, const int8_t* x) {
   for (int j = begin; j < end; ++j) {
     if constexpr (F == Format::Q8Symmetric && Simd::kSignedDot) {
       acc = Simd::dot_signed(acc, w[j], x + 4 * j);
@@ -129,7 +129,7 @@ struct GroupInput {
 };
 
 template <Format F>
-Simd::F fold_group(Simd::F total, const Simd::Q w[kQuads], const GroupScales& s,
+SLIPSTREAM_INLINE Simd::F fold_group(Simd::F total, const Simd::Q w[kQuads], const GroupScales& s,
                    const GroupInput& x) {
   if constexpr (F == Format::Q6Super) {
     const Simd::I low = dot_quads<F>(dot_start<F>(x.negated_sums + x.sums_stride), w, 0, 4, x.q);

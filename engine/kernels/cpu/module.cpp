@@ -4,6 +4,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <chrono>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -100,40 +101,81 @@ void dequantize(const PackedMatrix& packed, int first_row, Output<float, 2> out)
   }
 }
 
-// x [T, cols] -> out [T, rows]; what a decoder layer does, for tests and benchmarks.
+// Rows quantized as a decoder layer does it, for tests and benchmarks of single layers.
+class QuantizedInput {
+ public:
+  QuantizedInput(const Kernels& kernels, const float* x, int rows, int cols) {
+    input_.x = x;
+    input_.stride = cols;
+    input_.rows = rows;
+    QuantizedRows& q = input_.quantized;
+    q.rows = rows;
+    q.groups = static_cast<int>(round_up(ceil_div(cols, kGroup), 8));
+    const size_t groups = static_cast<size_t>(rows) * static_cast<size_t>(q.groups);
+    q.q = values_.ensure<int8_t>(groups * kGroup);
+    q.scale = scale_.ensure<float>(groups);
+    q.scaled_sum = scaled_sum_.ensure<float>(groups);
+    q.negated_sums = sums_.ensure<int32_t>(groups * kSumKinds);
+    for (int r = 0; r < rows; ++r) {
+      kernels.quantize_groups(x + int64_t{r} * cols, cols, r, 0, q.groups, q);
+    }
+  }
+  const LinearInput& input() const { return input_; }
+
+ private:
+  LinearInput input_;
+  Buffer values_, scale_, scaled_sum_, sums_;
+};
+
+void run_linear(ThreadPool& pool, const Kernels& kernels, const Matrix& m, const LinearInput& in,
+                const LinearOutput& to) {
+  pool.run(m.tiles(), linear_grain(m.tiles(), pool.threads()), [&](int begin, int end, int) {
+    kernels.linear_tiles(m, in, begin, end, to);
+  });
+}
+
+// x [T, cols] -> out [T, rows].
 void linear(ThreadPool& pool, const std::string& variant, const PackedMatrix& packed,
-            Input<float, 2> x, Output<float, 2> out, int repeats) {
+            Input<float, 2> x, Output<float, 2> out) {
   const Matrix& m = packed.matrix;
   const Kernels& kernels = select_kernels(variant);
-  const int rows = static_cast<int>(x.shape(0));
   require(x.shape(1) == static_cast<size_t>(m.cols), "x needs the matrix's columns");
   require(out.shape(0) == x.shape(0) && out.shape(1) == static_cast<size_t>(m.rows),
           "out must be [T, rows]");
-  LinearInput in;
-  in.x = x.data();
-  in.stride = m.cols;
-  in.rows = rows;
-  QuantizedRows& q = in.quantized;
-  q.rows = rows;
-  q.groups = static_cast<int>(round_up(ceil_div(m.cols, kGroup), 8));
-  const size_t groups = static_cast<size_t>(rows) * static_cast<size_t>(q.groups);
-  Buffer values, scale, sum, sums;
-  q.q = values.ensure<int8_t>(groups * kGroup);
-  q.scale = scale.ensure<float>(groups);
-  q.scaled_sum = sum.ensure<float>(groups);
-  q.negated_sums = sums.ensure<int32_t>(groups * kSumKinds);
+  const QuantizedInput in(kernels, x.data(), static_cast<int>(x.shape(0)), m.cols);
   const LinearOutput to{out.data(), m.rows, nullptr, false};
   const nb::gil_scoped_release release;
   const ThreadPool::Region region(pool);
-  for (int r = 0; r < rows; ++r) {
-    kernels.quantize_groups(in.x + int64_t{r} * m.cols, m.cols, r, 0, q.groups, q);
+  run_linear(pool, kernels, m, in.input(), to);
+}
+
+// Seconds that each pass over matrices of one shape takes with inputs x [T, cols].
+std::vector<double> time_linear(ThreadPool& pool, const std::string& variant,
+                                const std::vector<const PackedMatrix*>& matrices,
+                                Input<float, 2> x, int passes) {
+  require(!matrices.empty(), "no matrices to time");
+  const Kernels& kernels = select_kernels(variant);
+  const int rows = static_cast<int>(x.shape(0)), width = matrices[0]->matrix.rows;
+  for (const PackedMatrix* packed : matrices) {
+    require(x.shape(1) == static_cast<size_t>(packed->matrix.cols) && packed->matrix.rows == width,
+            "matrices and x must have one shape");
   }
-  const int grain = m.tiles() / (pool.threads() * 8) + 1;
-  for (int i = 0; i < repeats; ++i) {
-    pool.run(m.tiles(), grain, [&](int begin, int end, int) {
-      kernels.linear_tiles(m, in, begin, end, to);
-    });
+  const QuantizedInput in(kernels, x.data(), rows, matrices[0]->matrix.cols);
+  Buffer out;
+  const LinearOutput to{out.ensure<float>(static_cast<size_t>(rows) * static_cast<size_t>(width)),
+                        width, nullptr, false};
+  std::vector<double> seconds;
+  const nb::gil_scoped_release release;
+  const ThreadPool::Region region(pool);
+  for (int i = 0; i < passes; ++i) {
+    const auto started = std::chrono::steady_clock::now();
+    for (const PackedMatrix* packed : matrices) {
+      run_linear(pool, kernels, packed->matrix, in.input(), to);
+    }
+    seconds.push_back(
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count());
   }
+  return seconds;
 }
 
 uint64_t read_bytes(ThreadPool& pool, const std::string& variant, Bytes data) {
@@ -315,7 +357,9 @@ NB_MODULE(_native, m) {
   m.def("pack_floats", &pack_floats, nb::arg("pool"), nb::arg("type"), nb::arg("source"),
         nb::arg("format"), nb::arg("rows"), nb::arg("cols"), nb::arg("out"));
   m.def("linear", &linear, nb::arg("pool"), nb::arg("variant"), nb::arg("matrix"), nb::arg("x"),
-        nb::arg("out"), nb::arg("repeats") = 1);
+        nb::arg("out"));
+  m.def("time_linear", &time_linear, nb::arg("pool"), nb::arg("variant"), nb::arg("matrices"),
+        nb::arg("x"), nb::arg("passes"));
   m.def("read_bytes", &read_bytes, nb::arg("pool"), nb::arg("variant"), nb::arg("data"));
   m.def("kv_block_bytes", &kv_block_bytes, nb::arg("shape"), nb::arg("layers"),
         nb::arg("block_size"), nb::arg("kv_type"));

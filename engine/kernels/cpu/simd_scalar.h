@@ -17,52 +17,52 @@ struct Simd {
   static constexpr bool kSignedDot = true;
 
   template <class Fn>
-  static F each(Fn fn) {
+  static SLIPSTREAM_INLINE F each(Fn fn) {
     F r;
     for (int i = 0; i < 16; ++i) r.v[i] = fn(i);
     return r;
   }
 
-  static F zero() { return set1(0.0f); }
-  static F set1(float x) { return each([&](int) { return x; }); }
-  static F load(const float* p) { return each([&](int i) { return p[i]; }); }
-  static F load_n(const float* p, int n) { return each([&](int i) { return i < n ? p[i] : 0.0f; }); }
-  static void store(float* p, F a) { store_n(p, a, 16); }
-  static void store_n(float* p, F a, int n) { for (int i = 0; i < n; ++i) p[i] = a.v[i]; }
-  static F add(F a, F b) { return each([&](int i) { return a.v[i] + b.v[i]; }); }
-  static F sub(F a, F b) { return each([&](int i) { return a.v[i] - b.v[i]; }); }
-  static F mul(F a, F b) { return each([&](int i) { return a.v[i] * b.v[i]; }); }
-  static F div(F a, F b) { return each([&](int i) { return a.v[i] / b.v[i]; }); }
-  static F fma(F a, F b, F c) { return each([&](int i) { return a.v[i] * b.v[i] + c.v[i]; }); }
-  static F max(F a, F b) { return each([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; }); }
-  static F min(F a, F b) { return each([&](int i) { return a.v[i] < b.v[i] ? a.v[i] : b.v[i]; }); }
-  static F round(F a) { return each([&](int i) { return std::nearbyint(a.v[i]); }); }
-  static F zero_below(F x, F limit, F value) {
+  static SLIPSTREAM_INLINE F zero() { return set1(0.0f); }
+  static SLIPSTREAM_INLINE F set1(float x) { return each([&](int) { return x; }); }
+  static SLIPSTREAM_INLINE F load(const float* p) { return each([&](int i) { return p[i]; }); }
+  static SLIPSTREAM_INLINE F load_n(const float* p, int n) { return each([&](int i) { return i < n ? p[i] : 0.0f; }); }
+  static SLIPSTREAM_INLINE void store(float* p, F a) { store_n(p, a, 16); }
+  static SLIPSTREAM_INLINE void store_n(float* p, F a, int n) { for (int i = 0; i < n; ++i) p[i] = a.v[i]; }
+  static SLIPSTREAM_INLINE F add(F a, F b) { return each([&](int i) { return a.v[i] + b.v[i]; }); }
+  static SLIPSTREAM_INLINE F sub(F a, F b) { return each([&](int i) { return a.v[i] - b.v[i]; }); }
+  static SLIPSTREAM_INLINE F mul(F a, F b) { return each([&](int i) { return a.v[i] * b.v[i]; }); }
+  static SLIPSTREAM_INLINE F div(F a, F b) { return each([&](int i) { return a.v[i] / b.v[i]; }); }
+  static SLIPSTREAM_INLINE F fma(F a, F b, F c) { return each([&](int i) { return a.v[i] * b.v[i] + c.v[i]; }); }
+  static SLIPSTREAM_INLINE F max(F a, F b) { return each([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; }); }
+  static SLIPSTREAM_INLINE F min(F a, F b) { return each([&](int i) { return a.v[i] < b.v[i] ? a.v[i] : b.v[i]; }); }
+  static SLIPSTREAM_INLINE F round(F a) { return each([&](int i) { return std::nearbyint(a.v[i]); }); }
+  static SLIPSTREAM_INLINE F zero_below(F x, F limit, F value) {
     return each([&](int i) { return x.v[i] < limit.v[i] ? 0.0f : value.v[i]; });
   }
-  static F times_pow2(F a, F n) {
+  static SLIPSTREAM_INLINE F times_pow2(F a, F n) {
     return each([&](int i) { return std::ldexp(a.v[i], static_cast<int>(n.v[i])); });
   }
-  static F window(F a, int first, int last, float outside) {
+  static SLIPSTREAM_INLINE F window(F a, int first, int last, float outside) {
     return each([&](int i) { return i >= first && i <= last ? a.v[i] : outside; });
   }
-  static float hmax(F a) {
+  static SLIPSTREAM_INLINE float hmax(F a) {
     float r = a.v[0];
     for (int i = 1; i < 16; ++i) r = a.v[i] > r ? a.v[i] : r;
     return r;
   }
-  static float hsum(F a) {
+  static SLIPSTREAM_INLINE float hsum(F a) {
     for (int width = 8; width > 0; width /= 2)
       for (int i = 0; i < width; ++i) a.v[i] += a.v[i + width];
     return a.v[0];
   }
-  static F load_half(const uint16_t* p) { return each([&](int i) { return half_to_float(p[i]); }); }
-  static F load_bfloat(const uint16_t* p) {
+  static SLIPSTREAM_INLINE F load_half(const uint16_t* p) { return each([&](int i) { return half_to_float(p[i]); }); }
+  static SLIPSTREAM_INLINE F load_bfloat(const uint16_t* p) {
     return each([&](int i) { return bfloat_to_float(p[i]); });
   }
-  static F load_u8(const uint8_t* p) { return each([&](int i) { return static_cast<float>(p[i]); }); }
-  static F load_s8(const int8_t* p) { return each([&](int i) { return static_cast<float>(p[i]); }); }
-  static int quantize(F a, int8_t* out) {
+  static SLIPSTREAM_INLINE F load_u8(const uint8_t* p) { return each([&](int i) { return static_cast<float>(p[i]); }); }
+  static SLIPSTREAM_INLINE F load_s8(const int8_t* p) { return each([&](int i) { return static_cast<float>(p[i]); }); }
+  static SLIPSTREAM_INLINE int quantize(F a, int8_t* out) {
     int sum = 0;
     for (int i = 0; i < 16; ++i) {
       out[i] = static_cast<int8_t>(std::nearbyint(a.v[i]));
@@ -71,33 +71,33 @@ struct Simd {
     return sum;
   }
 
-  static I iset1(int32_t x) {
+  static SLIPSTREAM_INLINE I iset1(int32_t x) {
     I r;
     for (int i = 0; i < 16; ++i) r.v[i] = x;
     return r;
   }
-  static F to_float(I a) { return each([&](int i) { return static_cast<float>(a.v[i]); }); }
+  static SLIPSTREAM_INLINE F to_float(I a) { return each([&](int i) { return static_cast<float>(a.v[i]); }); }
 
   template <class Fn>
-  static Q each_byte(Fn fn) {
+  static SLIPSTREAM_INLINE Q each_byte(Fn fn) {
     Q r;
     for (int i = 0; i < 64; ++i) r.v[i] = static_cast<uint8_t>(fn(i));
     return r;
   }
-  static Q load_q(const uint8_t* p) { return each_byte([&](int i) { return p[i]; }); }
-  static Q low_nibbles(Q a) { return each_byte([&](int i) { return a.v[i] & 15; }); }
-  static Q high_nibbles(Q a) { return each_byte([&](int i) { return a.v[i] >> 4; }); }
+  static SLIPSTREAM_INLINE Q load_q(const uint8_t* p) { return each_byte([&](int i) { return p[i]; }); }
+  static SLIPSTREAM_INLINE Q low_nibbles(Q a) { return each_byte([&](int i) { return a.v[i] & 15; }); }
+  static SLIPSTREAM_INLINE Q high_nibbles(Q a) { return each_byte([&](int i) { return a.v[i] >> 4; }); }
   template <int kShift>
-  static Q with_top(Q nibbles, Q tops) {
+  static SLIPSTREAM_INLINE Q with_top(Q nibbles, Q tops) {
     return each_byte([&](int i) { return nibbles.v[i] | ((tops.v[i] >> kShift & 3) << 4); });
   }
-  static Q flip_sign(Q a) { return each_byte([&](int i) { return a.v[i] ^ 0x80; }); }
-  static I dot(I acc, Q w, const int8_t* x) {
+  static SLIPSTREAM_INLINE Q flip_sign(Q a) { return each_byte([&](int i) { return a.v[i] ^ 0x80; }); }
+  static SLIPSTREAM_INLINE I dot(I acc, Q w, const int8_t* x) {
     for (int i = 0; i < 64; ++i) acc.v[i / 4] += static_cast<int8_t>(w.v[i]) * x[i % 4];
     return acc;
   }
-  static I dot_signed(I acc, Q w, const int8_t* x) { return dot(acc, w, x); }
-  static void prefetch(const void*) {}
+  static SLIPSTREAM_INLINE I dot_signed(I acc, Q w, const int8_t* x) { return dot(acc, w, x); }
+  static SLIPSTREAM_INLINE void prefetch(const void*) {}
   static uint64_t read(const uint8_t* p, size_t bytes) {
     uint64_t sum = 0, word;
     for (size_t i = 0; i + 8 <= bytes; i += 8) {

@@ -13,19 +13,19 @@ constexpr int kChunkRowBlocks = 8;  // row blocks that share an unpacked chunk
 
 // The compilers' own tile intrinsics want literal register numbers; these take template arguments.
 template <int kTile>
-void tile_load(const void* p, int64_t stride) {
+SLIPSTREAM_INLINE void tile_load(const void* p, int64_t stride) {
   __asm__ volatile("tileloadd (%1,%2,1), %%tmm%c0" ::"i"(kTile), "r"(p), "r"(stride) : "memory");
 }
 template <int kTile>
-void tile_store(void* p, int64_t stride) {
+SLIPSTREAM_INLINE void tile_store(void* p, int64_t stride) {
   __asm__ volatile("tilestored %%tmm%c0, (%1,%2,1)" ::"i"(kTile), "r"(p), "r"(stride) : "memory");
 }
 template <int kTile>
-void tile_zero() {
+SLIPSTREAM_INLINE void tile_zero() {
   __asm__ volatile("tilezero %%tmm%c0" ::"i"(kTile));
 }
 template <int kC, int kA, int kB>
-void tile_dot() {
+SLIPSTREAM_INLINE void tile_dot() {
   __asm__ volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kC), "i"(kA), "i"(kB));
 }
 
@@ -90,7 +90,7 @@ void unpack_chunk(const uint8_t* data, int groups, Chunk& chunk) {
 
 // Starts the products of one group; odd and even groups use different tiles.
 template <Format F, int kOdd>
-void multiply(const int8_t* weights, const int8_t* q, int32_t* product) {
+SLIPSTREAM_INLINE void multiply(const int8_t* weights, const int8_t* q, int32_t* product) {
   if constexpr (kHalves<F>) {
     constexpr int kLow = kOdd ? kC2 : kC0, kHigh = kOdd ? kC3 : kC1;
     tile_load<kA0>(q, kGroup);
@@ -114,7 +114,7 @@ void multiply(const int8_t* weights, const int8_t* q, int32_t* product) {
 }
 
 template <Format F>
-__m512 fold_product(__m512 total, const int32_t* product, __m512 first, __m512 second, float scale,
+SLIPSTREAM_INLINE __m512 fold_product(__m512 total, const int32_t* product, __m512 first, __m512 second, float scale,
                     float scaled_sum) {
   const __m512 dot = _mm512_cvtepi32_ps(_mm512_load_si512(product));
   if constexpr (kHalves<F>) {
