@@ -29,12 +29,16 @@ class ModelLimits:
             )
         if len(prompt) + max(1, params.max_tokens) > self.max_context:
             raise self._context_error(len(prompt), params.max_tokens)
-        for token_id in params.logit_bias:
-            if not 0 <= token_id < self.vocab_size:
-                raise RequestError(
-                    f"logit_bias names token {token_id}, but ids end at {self.vocab_size - 1}.",
-                    param="logit_bias",
-                )
+        for param, token_ids in (
+            ("logit_bias", params.logit_bias),
+            ("stop_token_ids", params.stop_token_ids),
+        ):
+            for token_id in token_ids:
+                if not 0 <= token_id < self.vocab_size:
+                    raise RequestError(
+                        f"{param} names token {token_id}, but ids end at {self.vocab_size - 1}.",
+                        param=param,
+                    )
 
     def _context_error(self, num_prompt: int, max_tokens: int) -> RequestError:
         if num_prompt >= self.max_context:

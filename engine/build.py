@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from engine.admission import ModelLimits
-from engine.async_engine import AsyncEngine
 from engine.blocks import BlockPool
-from engine.config import Config, ConfigError
+from engine.config import Config, ConfigError, SpeculationConfig
 from engine.core import EngineCore
 from engine.draft.draft_model import DraftModel
 from engine.draft.drafter import Drafter
-from engine.draft.ngram import NgramDrafter
+from engine.draft.ngram import NgramDrafter, SharedTexts
+from engine.draft.policy import FixedPolicy, GoodputPolicy, Policy
+from engine.draft.predicted import PredictedDrafter
+from engine.draft.same_vocabulary import ModelDrafter, VocabularyMismatchError
+from engine.draft.speculator import Speculator
 from engine.draft.universal import UniversalDrafter
 from engine.models.gguf import hf_folder
 from engine.models.loader import Placement, load_runner
@@ -29,14 +33,6 @@ logger = logging.getLogger(__name__)
 
 _TARGET_GPU_SHARE = 0.8
 """Of the KV memory on a GPU, when a draft model takes the rest."""
-
-
-def build_async_engine(config: Config) -> AsyncEngine:
-    """An engine that loads its models when started."""
-    return AsyncEngine(
-        lambda: build_core(config),
-        max_requests=config.scheduler.max_running + config.scheduler.max_waiting,
-    )
 
 
 def build_core(config: Config) -> EngineCore:
@@ -73,11 +69,18 @@ class EngineParts:
                 prefill_chunk=config.scheduler.prefill_chunk,
                 clock=time.monotonic,
             ),
-            drafters=drafters,
-            draft_length=config.speculation.draft_length,
+            speculator=self._speculator(drafters),
             limits=self.limits,
             clock=time.monotonic,
         )
+
+    def _speculator(self, drafters: Sequence[Drafter]) -> Speculator:
+        speculation = self.config.speculation
+        policy: Policy = FixedPolicy(speculation.draft_length)
+        if speculation.policy == "auto":
+            costs = {drafter.name: drafter.cost for drafter in drafters}
+            policy = GoodputPolicy(costs, first_length=speculation.draft_length)
+        return Speculator(drafters, policy, max_length=speculation.max_draft_length)
 
 
 def load_parts(config: Config) -> EngineParts:
@@ -99,7 +102,8 @@ def load_parts(config: Config) -> EngineParts:
         config,
         placement,
         memory_mib=config.kv.memory_mib,
-        gpu_share=config.kv.gpu_memory_fraction * (_TARGET_GPU_SHARE if config.draft else 1.0),
+        gpu_share=config.kv.gpu_memory_fraction
+        * (_TARGET_GPU_SHARE if config.draft or config.model_draft else 1.0),
     )
     return EngineParts(
         config=config,
@@ -127,36 +131,58 @@ def _max_context(config: Config, target: ModelRunner) -> int:
 
 
 def _drafters(config: Config, placement: Placement, target: TextTokenizer) -> list[Drafter]:
-    drafters: list[Drafter] = []
-    for name in dict.fromkeys(config.speculation.drafters):
-        if name == "ngram":
-            speculation = config.speculation
-            drafters.append(
-                NgramDrafter(min_match=speculation.ngram_min, max_match=speculation.ngram_max)
-            )
-        elif config.draft is not None:
-            drafters.append(_universal(config, config.draft, placement, target))
-    return drafters
+    """The configured drafters, less those whose model is not configured."""
+    speculation = config.speculation
+    makers: dict[str, Callable[[], Drafter]] = {
+        "predicted": lambda: PredictedDrafter(target),
+        "ngram": lambda: _ngram(speculation),
+    }
+    if config.draft is not None:
+        universal = partial(_draft_model, config, "draft", config.draft, placement)
+        makers["universal"] = lambda: UniversalDrafter(*universal(), target)
+    if config.model_draft is not None:
+        same = partial(_draft_model, config, "model_draft", config.model_draft, placement)
+        makers["model"] = lambda: _same_vocabulary(*same(), target)
+    return [makers[name]() for name in dict.fromkeys(speculation.drafters) if name in makers]
 
 
-def _universal(
-    config: Config, reference: str, placement: Placement, target: TextTokenizer
-) -> UniversalDrafter:
+def _ngram(speculation: SpeculationConfig) -> NgramDrafter:
+    bounds = {"min_match": speculation.ngram_min, "max_match": speculation.ngram_max}
+    shared = None
+    if speculation.ngram_shared:
+        shared = SharedTexts(max_tokens=speculation.ngram_shared_tokens, **bounds)
+    return NgramDrafter(**bounds, shared=shared)
+
+
+def _same_vocabulary(
+    model: DraftModel, tokenizer: TextTokenizer, target: TextTokenizer
+) -> ModelDrafter:
+    try:
+        return ModelDrafter(model, tokenizer, target)
+    except VocabularyMismatchError as error:
+        raise ConfigError(
+            f"model_draft: {error}; a model of another vocabulary belongs under draft"
+        ) from error
+
+
+def _draft_model(
+    config: Config, key: str, reference: str, placement: Placement
+) -> tuple[DraftModel, TextTokenizer]:
     files = resolve(reference)
-    logger.info("loading draft model %s", files.name)
+    logger.info("loading %s %s", key, files.name)
     runner = load_runner(
         files,
         config,
         placement,
         memory_mib=config.kv.draft_memory_mib,
-        gpu_share=config.kv.gpu_memory_fraction,
+        gpu_share=config.kv.gpu_memory_fraction / 2,
     )
     model = DraftModel(
         runner,
         max_context=runner.info.max_context,
         max_step_tokens=config.scheduler.prefill_chunk,
     )
-    return UniversalDrafter(model, TextTokenizer.load(hf_folder(files)), target)
+    return model, TextTokenizer.load(hf_folder(files))
 
 
 def _log_summary(parts: EngineParts) -> None:

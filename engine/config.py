@@ -20,7 +20,7 @@ from pydantic_settings import (
 
 DeviceName = Literal["auto", "cpu", "cuda"]
 DtypeName = Literal["auto", "float32", "bfloat16"]
-DrafterName = Literal["ngram", "universal"]
+DrafterName = Literal["predicted", "ngram", "model", "universal"]
 
 
 class ConfigError(ValueError):
@@ -76,11 +76,27 @@ class SpeculationConfig(Section):
     """Draft-then-verify decoding."""
 
     drafters: tuple[DrafterName, ...] = Field(
-        ("universal", "ngram"),
-        description="drafters asked for each request, in order of preference; "
-        "'universal' needs a draft model and is left out without one",
+        ("predicted", "ngram", "model", "universal"),
+        description="drafters in order of preference; 'model' and 'universal' are left out when "
+        "model_draft or draft names no model for them",
     )
-    draft_length: int = Field(5, ge=1, le=32, description="target tokens drafted a step at most")
+    policy: Literal["auto", "fixed"] = Field(
+        "auto",
+        description="auto: drafter and length by expected speed, plain decoding included; "
+        "fixed: the first drafter with a draft, always draft_length long",
+    )
+    draft_length: int = Field(
+        5, ge=1, le=32, description="target tokens a draft has under 'fixed', and at first"
+    )
+    max_draft_length: int = Field(24, ge=1, le=32, description="longest draft under 'auto'")
+    ngram_shared: bool = Field(
+        False,
+        description="also draft from other requests' texts; their clients might notice each "
+        "other's text by its speed",
+    )
+    ngram_shared_tokens: int = Field(
+        200_000, ge=1000, description="tokens of finished requests kept for ngram_shared"
+    )
     ngram_min: int = Field(2, ge=1, le=16, description="shortest suffix match of the ngram drafter")
     ngram_max: int = Field(4, ge=1, le=16, description="longest suffix match of the ngram drafter")
 
@@ -131,7 +147,12 @@ class Config(BaseSettings):
         description="target model: wheel:NAME==VERSION, a hub id (ORG/NAME, optional @REVISION and "
         ":FILE.gguf), a local folder or a .gguf file",
     )
-    draft: str | None = Field(None, description="draft model of the universal drafter")
+    draft: str | None = Field(
+        None, description="draft model of the 'universal' drafter, any tokenizer"
+    )
+    model_draft: str | None = Field(
+        None, description="draft model of the 'model' drafter; shares the target's vocabulary"
+    )
     served_name: str | None = Field(
         None, description="name clients use for the model; default: taken from the reference"
     )

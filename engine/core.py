@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from engine.admission import ModelLimits
-from engine.draft.drafter import Drafter, DraftRequest
-from engine.metrics import DrafterMetrics, EngineMetrics
+from engine.draft.speculator import Proposal, Speculator
+from engine.metrics import EngineMetrics
 from engine.models.runner import ModelRunner
 from engine.plan import Slice, SliceResult
 from engine.request import (
+    DraftUsage,
     FinishReason,
     GenerationRequest,
     RequestOutput,
@@ -24,8 +24,6 @@ from engine.text.stream import TextStream
 from engine.text.tokenizer import TextTokenizer
 from engine.verify import Verifier
 
-logger = logging.getLogger(__name__)
-
 
 @dataclass(slots=True)
 class _Lane:
@@ -33,7 +31,11 @@ class _Lane:
 
     sequence: TokenSequence
     text: TextStream
-    prompt_logprobs: list[TokenLogprob | None]
+    prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
+    num_prediction_tokens: int = 0
+    target_passes: int = 0
+    drafts: dict[str, list[int]] = field(default_factory=dict)
+    """Drafted and accepted tokens by drafter."""
     queue_time_noted: bool = False
     first_token_time: float | None = None
     last_token_time: float = 0.0
@@ -49,25 +51,21 @@ class EngineCore:
         target: ModelRunner,
         tokenizer: TextTokenizer,
         scheduler: Scheduler,
-        drafters: Sequence[Drafter],
-        draft_length: int,
+        speculator: Speculator,
         limits: ModelLimits,
         clock: Callable[[], float],
     ) -> None:
         """
         Args:
-            drafters: asked in this order; the first that proposes for a request wins the step.
-            draft_length: target tokens drafted a step at most.
             clock: monotonic seconds.
         """
         self.model_name = model_name
         self.target = target
         self.tokenizer = tokenizer
         self.scheduler = scheduler
-        self.drafters = tuple(drafters)
+        self.speculator = speculator
         self.limits = limits
-        self.metrics = EngineMetrics(drafters={d.name: DrafterMetrics() for d in drafters})
-        self._draft_length = draft_length
+        self.metrics = EngineMetrics(drafters=speculator.metrics)
         self._clock = clock
         self._verifier = Verifier(tokenizer.pieces, tokenizer.eos_ids)
         self._lanes: dict[str, _Lane] = {}
@@ -79,10 +77,12 @@ class EngineCore:
     def add(self, request: GenerationRequest) -> None:
         """Queue a request that passed `limits.check`."""
         sequence = self.scheduler.add(request)
-        first = [] if request.params.prompt_logprobs is None else [None]
-        self._lanes[request.request_id] = _Lane(
-            sequence, TextStream(request.params, self.tokenizer), list(first)
-        )
+        lane = _Lane(sequence, TextStream(request.params, self.tokenizer))
+        if request.params.prompt_logprobs is not None:
+            lane.prompt_logprobs.append(None)
+        if request.prediction:
+            lane.num_prediction_tokens = len(self.tokenizer.encode_plain(request.prediction))
+        self._lanes[request.request_id] = lane
 
     def abort(self, request_id: str) -> None:
         """Drop a request and free its blocks; nothing happens when it has ended already."""
@@ -92,22 +92,27 @@ class EngineCore:
     def step(self) -> list[RequestOutput]:
         """Run one forward pass over whatever is most due; outputs of the requests it advanced."""
         started = self._clock()
-        drafts, drafted_by = self._propose()
-        plan = self.scheduler.schedule(drafts)
+        proposals = self.speculator.propose(
+            self.scheduler.running, self.scheduler.num_prompt_rows_due
+        )
+        plan = self.scheduler.schedule(
+            {request_id: p.draft.token_ids for request_id, p in proposals.items()}
+        )
         self._note_queue_times(plan.slices)
         outputs = []
         if plan.slices:
+            executed = self._clock()
             logits = self.target.execute(plan)
             result = self._verifier.verify(plan, self.scheduler.__getitem__, logits)
             now = self._clock()
+            self.speculator.observe_step(plan.num_tokens, now - executed)
             for piece, decided in zip(plan.slices, result.slices, strict=True):
                 if piece.num_draft:
-                    drafter = self.metrics.drafters[drafted_by[piece.request_id]]
-                    drafter.record(piece.num_draft, decided.num_accepted)
+                    self._record_draft(piece, decided, proposals[piece.request_id])
                 output = self._commit(piece, decided, now)
                 if output is not None:
                     outputs.append(output)
-            self.metrics.step.observe(now - started)
+            self.metrics.step.observe(self._clock() - started)
         self._update_gauges()
         return outputs
 
@@ -117,44 +122,12 @@ class EngineCore:
         if not self.scheduler.has_work and self._lanes:
             raise RuntimeError("a finished request has left its lane behind")
 
-    def _propose(self) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
-        """Drafts by request id, and the name of the drafter behind each."""
-        running = self.scheduler.running
-        prefilling = [s for s in running if not s.is_decoding]
-        open_requests = [
-            DraftRequest(s, min(self._draft_length, s.num_output_left - 1))
-            for s in running
-            if s.is_decoding and s.num_output_left > 1
-        ]
-        drafts: dict[str, tuple[int, ...]] = {}
-        drafted_by: dict[str, str] = {}
-        for drafter in self.drafters:
-            for request, draft in zip(
-                open_requests, self._ask(drafter, open_requests, prefilling), strict=True
-            ):
-                if draft:
-                    drafts[request.sequence.request_id] = draft
-                    drafted_by[request.sequence.request_id] = drafter.name
-            open_requests = [r for r in open_requests if r.sequence.request_id not in drafts]
-        return drafts, drafted_by
-
-    def _ask(
-        self,
-        drafter: Drafter,
-        requests: list[DraftRequest],
-        prefilling: list[TokenSequence],
-    ) -> list[tuple[int, ...]]:
-        """A drafter's proposals; one that raises costs the step its drafts, nothing more."""
-        try:
-            if prefilling:
-                drafter.prepare(prefilling)
-            return drafter.propose(requests) if requests else []
-        except Exception:
-            logger.exception("drafter %s failed; going on without its drafts", drafter.name)
-            self.metrics.drafters[drafter.name].failures += 1
-            for sequence in [*prefilling, *(request.sequence for request in requests)]:
-                drafter.forget(sequence.request_id)
-            return [()] * len(requests)
+    def _record_draft(self, piece: Slice, decided: SliceResult, proposal: Proposal) -> None:
+        self.speculator.record(piece.request_id, proposal, piece.num_draft, decided.num_accepted)
+        self.metrics.lossy_accepted_tokens += decided.num_lossy
+        counts = self._lanes[piece.request_id].drafts.setdefault(proposal.drafter, [0, 0])
+        counts[0] += piece.num_draft
+        counts[1] += decided.num_accepted
 
     def _commit(self, piece: Slice, decided: SliceResult, now: float) -> RequestOutput | None:
         request_id = piece.request_id
@@ -172,7 +145,7 @@ class EngineCore:
             request_id=request_id,
             text=step.text,
             token_ids=kept,
-            usage=_usage(lane.sequence),
+            usage=self._usage(lane),
             logprobs=decided.logprobs[: len(kept)],
             prompt_logprobs=tuple(lane.prompt_logprobs) if first and lane.prompt_logprobs else None,
             finish_reason=step.finish_reason,
@@ -185,8 +158,7 @@ class EngineCore:
     def _end(self, request_id: str, reason: FinishReason) -> None:
         self.scheduler.finish(request_id)
         self._verifier.forget(request_id)
-        for drafter in self.drafters:
-            drafter.forget(request_id)
+        self.speculator.forget(request_id)
         lane = self._lanes.pop(request_id)
         now = self._clock()
         self.metrics.finished[reason] += 1
@@ -195,8 +167,20 @@ class EngineCore:
         if lane.first_token_time is not None and num_later > 0:
             self.metrics.tpot.observe((lane.last_token_time - lane.first_token_time) / num_later)
 
+    def _usage(self, lane: _Lane) -> Usage:
+        sequence = lane.sequence
+        return Usage(
+            prompt_tokens=sequence.num_prompt,
+            completion_tokens=sequence.num_output,
+            cached_tokens=sequence.num_cached,
+            target_passes=lane.target_passes,
+            drafts=tuple(DraftUsage(name, *counts) for name, counts in lane.drafts.items()),
+            prediction_tokens=lane.num_prediction_tokens,
+        )
+
     def _note_tokens(self, lane: _Lane, count: int, now: float) -> None:
         metrics = self.metrics
+        lane.target_passes += 1
         metrics.target_passes += 1
         metrics.generated_tokens += count
         if lane.first_token_time is None:
@@ -223,11 +207,3 @@ class EngineCore:
         metrics.preemptions = scheduler.counters.preemptions
         metrics.prefix_queries = scheduler.counters.prefix_queries
         metrics.prefix_hits = scheduler.counters.prefix_hits
-
-
-def _usage(sequence: TokenSequence) -> Usage:
-    return Usage(
-        prompt_tokens=sequence.num_prompt,
-        completion_tokens=sequence.num_output,
-        cached_tokens=sequence.num_cached,
-    )

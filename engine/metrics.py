@@ -84,6 +84,8 @@ class EngineMetrics:
     generated_tokens: int = 0
     target_passes: int = 0
     """Decoding slices the target computed; generated_tokens / target_passes is tokens a pass."""
+    lossy_accepted_tokens: int = 0
+    """Draft tokens kept against the target's choice, for requests with lossy acceptance."""
     ttft: Histogram = field(default_factory=lambda: Histogram(_TTFT_BUCKETS))
     tpot: Histogram = field(default_factory=lambda: Histogram(_TPOT_BUCKETS))
     """One observation a finished request: its mean time per output token after the first."""

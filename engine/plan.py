@@ -119,6 +119,8 @@ class SliceResult:
 
     token_ids: tuple[int, ...]
     num_accepted: int = 0
+    num_lossy: int = 0
+    """Accepted draft tokens that are not the target's own choice (lossy acceptance only)."""
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
 

@@ -98,6 +98,19 @@ class TextPrompt:
 
 
 @dataclass(frozen=True, slots=True)
+class SpeculationParams:
+    """What one request asks of speculation. None of it changes the output, but `accept_top_k`."""
+
+    mode: str = "auto"
+    """"auto", "off" or the name of a drafter."""
+    max_draft_tokens: int | None = None
+    """Longest draft; None: as long as the engine sees fit."""
+    accept_top_k: int | None = None
+    """LOSSY: also accept a draft token among the target's k likeliest; None: only the target's
+    own token."""
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One sequence to generate. Plain and picklable."""
 
@@ -106,6 +119,9 @@ class GenerationRequest:
     params: SamplingParams
     source: ChatPrompt | TextPrompt
     """What the prompt was made from, before the target's tokenizer."""
+    prediction: str | None = None
+    """Text the client expects in the output."""
+    speculation: SpeculationParams = SpeculationParams()
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +136,27 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftUsage:
+    """What one drafter did for one request."""
+
+    drafter: str
+    drafted: int
+    accepted: int
+
+
+@dataclass(frozen=True, slots=True)
 class Usage:
     """Token counts of one request so far."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    target_passes: int = 0
+    """Passes of the target that gave output tokens."""
+    drafts: tuple[DraftUsage, ...] = ()
+    """Drafters that proposed anything."""
+    prediction_tokens: int = 0
+    """Length of the request's prediction in tokens."""
 
 
 @dataclass(frozen=True, slots=True)

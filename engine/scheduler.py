@@ -91,6 +91,14 @@ class Scheduler:
         """Running sequences, oldest first."""
         return tuple(self._running)
 
+    @property
+    def num_prompt_rows_due(self) -> int:
+        """Prompt tokens the next step is going to compute, about."""
+        due = sum(s.num_tokens - s.num_computed for s in self._running if not s.is_decoding)
+        if self._waiting and len(self._running) < self._max_running:
+            due += self._waiting[0].num_tokens
+        return min(due, self._prefill_chunk)
+
     def __getitem__(self, request_id: str) -> TokenSequence:
         return self._sequences[request_id]
 

@@ -73,12 +73,13 @@ class Verifier:
         for rows in layout:
             tokens = chosen[offset : offset + rows.num_sampled]
             offset += rows.num_sampled
-            num_accepted = _matching_prefix(rows.draft, tokens) if tokens else 0
-            committed = tuple(tokens[: num_accepted + 1])
+            accepted = _accepted(rows, tokens, logits) if tokens else []
+            committed = (*accepted, *tokens[len(accepted) : len(accepted) + 1])
             results.append(
                 SliceResult(
                     token_ids=committed,
-                    num_accepted=num_accepted,
+                    num_accepted=len(accepted),
+                    num_lossy=sum(a != b for a, b in zip(accepted, tokens, strict=False)),
                     logprobs=self._output_logprobs(rows, logits, committed),
                     prompt_logprobs=self._prompt_logprobs(rows, logits),
                 )
@@ -160,9 +161,15 @@ def _layout(plan: StepPlan, sequence_of: Callable[[str], TokenSequence]) -> list
     return layout
 
 
-def _matching_prefix(draft: Sequence[int], tokens: Sequence[int]) -> int:
-    """Draft tokens, from the first, that equal the target's own."""
+def _accepted(rows: _Rows, tokens: Sequence[int], logits: torch.Tensor) -> list[int]:
+    """Draft tokens, from the first, that equal the target's own or, if asked for, nearly do."""
+    draft = rows.draft
+    top_k = rows.sequence.request.speculation.accept_top_k
+    likely: list[list[int]] = [[]] * len(draft)
+    if top_k is not None and draft:
+        rows_of_draft = logits[rows.sampled][: len(draft)]
+        likely = rows_of_draft.topk(min(top_k, logits.shape[1]), dim=1).indices.tolist()
     for index, (drafted, own) in enumerate(zip(draft, tokens, strict=False)):
-        if drafted != own:
-            return index
-    return len(draft)
+        if drafted != own and drafted not in likely[index]:
+            return draft[:index]
+    return draft

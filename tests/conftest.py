@@ -29,3 +29,13 @@ def tiny_draft_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
         steps=90,
         seed=1,
     )
+
+
+@pytest.fixture(scope="session")
+def tiny_sibling_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A weaker model with `tiny_model_dir`'s tokenizer."""
+    from tests.tiny_models import make_tiny_model
+
+    return make_tiny_model(
+        tmp_path_factory.mktemp("models") / "tiny-sibling", hidden=32, steps=90, seed=2
+    )

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 
 from engine.blocks import BlockPool, extend_block_hashes
+from engine.draft.cost import CostModel
 from engine.models.runner import ModelRunner
 from engine.plan import Slice, StepPlan
+from engine.sampling.coupling import CoupledChooser
 
 
 @dataclass(slots=True)
@@ -41,7 +43,18 @@ class DraftTokens:
             same += 1
         del self.token_ids[start + same :]
         self.token_ids.extend(new_ids[same:])
-        self.num_computed = min(self.num_computed, start + same)
+        # The last token is always computed anew: its logits begin the next draft.
+        self.num_computed = min(self.num_computed, start + same, len(self.token_ids) - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftWish:
+    """How far to draft for one request."""
+
+    length: int
+    """Draft tokens wanted at most."""
+    least_certainty: float = 0.0
+    """Stop once the draft model gives all its tokens together less probability than this."""
 
 
 class DraftModel:
@@ -52,12 +65,18 @@ class DraftModel:
     """
 
     def __init__(self, runner: ModelRunner, *, max_context: int, max_step_tokens: int) -> None:
+        self.cost = CostModel()
         self._runner = runner
         self._pool = BlockPool(runner.num_blocks, runner.block_size)
         self._max_context = min(max_context, runner.num_blocks * runner.block_size)
         self._max_step_tokens = max_step_tokens
         self._holders: list[DraftTokens] = []
         self._uses = itertools.count(1)
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the draft model's logits."""
+        return self._runner.info.vocab_size
 
     @property
     def pool(self) -> BlockPool:
@@ -82,9 +101,9 @@ class DraftModel:
         self._release(tokens)
         self._holders = [holder for holder in self._holders if holder is not tokens]
 
-    def fits(self, tokens: DraftTokens, num_more: int) -> bool:
-        """Whether `num_more` tokens still fit the draft model's context."""
-        return len(tokens.token_ids) + num_more <= self._max_context
+    def has_room(self, num_tokens: int) -> bool:
+        """Whether that many tokens of one request fit the draft model's context and cache."""
+        return num_tokens <= self._max_context
 
     def exceeds_step(self, tokens: DraftTokens) -> bool:
         """Whether more is missing than one forward pass computes; see `catch_up`."""
@@ -104,43 +123,62 @@ class DraftModel:
             for tokens, piece in chunks:
                 self._advance(tokens, piece.end)
 
-    def continue_greedily(
-        self, requests: Sequence[DraftTokens], lengths: Sequence[int], stop_ids: frozenset[int]
+    def draft(
+        self,
+        requests: Sequence[DraftTokens],
+        wishes: Sequence[DraftWish],
+        chooser: CoupledChooser,
+        stop_ids: frozenset[int],
     ) -> list[list[int]]:
-        """Append each request's likeliest continuation to its tokens.
+        """Append a continuation to each request's tokens.
 
         Args:
             requests: a request that misses more than a step's budget gets nothing this time.
-            lengths: tokens wanted at most.
+            wishes: how far to go, one entry a request.
+            chooser: turns the draft model's logits into tokens.
             stop_ids: a continuation ends with one of these.
 
         Returns:
             The appended tokens; empty where blocks or budget did not suffice.
         """
         drafted: list[list[int]] = [[] for _ in requests]
-        active = self._startable(requests, lengths)
+        certainty = [1.0] * len(requests)
+        active = self._startable(requests, wishes)
+        depth = 0
         while active:
-            slices = [
-                self._slice(requests[i], requests[i].num_missing, wants_logits=True) for i in active
-            ]
-            logits = self._runner.execute(StepPlan(tuple(slices)))
-            for i, token_id in zip(active, _argmax(logits), strict=True):
+            plan = StepPlan(
+                tuple(
+                    self._slice(requests[i], requests[i].num_missing, wants_logits=True)
+                    for i in active
+                )
+            )
+            began = time.perf_counter()
+            logits = self._runner.execute(plan)
+            chosen, confidences = chooser.choose(logits, active, depth)
+            self.cost.observe(plan.num_tokens, time.perf_counter() - began)
+            for i, token_id, confidence in zip(active, chosen, confidences, strict=True):
                 tokens = requests[i]
                 self._advance(tokens, len(tokens.token_ids))
                 tokens.token_ids.append(token_id)
                 drafted[i].append(token_id)
+                certainty[i] *= confidence
+            depth += 1
             active = [
-                i for i in active if len(drafted[i]) < lengths[i] and drafted[i][-1] not in stop_ids
+                i
+                for i in active
+                if depth < wishes[i].length
+                and certainty[i] >= wishes[i].least_certainty
+                and drafted[i][-1] not in stop_ids
             ]
         return drafted
 
-    def _startable(self, requests: Sequence[DraftTokens], lengths: Sequence[int]) -> list[int]:
+    def _startable(self, requests: Sequence[DraftTokens], wishes: Sequence[DraftWish]) -> list[int]:
         budget = self._max_step_tokens
         startable = []
-        for index, (tokens, length) in enumerate(zip(requests, lengths, strict=True)):
+        for index, (tokens, wish) in enumerate(zip(requests, wishes, strict=True)):
             count = tokens.num_missing
-            end = len(tokens.token_ids) + length
-            if 0 < count <= budget and length > 0 and self._reserve(tokens, end, requests):
+            end = len(tokens.token_ids) + wish.length
+            if count <= budget and wish.length > 0 and self._reserve(tokens, end, requests):
                 budget -= count
                 startable.append(index)
         return startable
@@ -184,8 +222,3 @@ class DraftModel:
         tokens.block_ids = []
         tokens.num_computed = 0
         tokens.num_published = 0
-
-
-def _argmax(logits: torch.Tensor) -> list[int]:
-    ids: list[int] = logits.argmax(dim=1).tolist()
-    return ids

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from engine.draft.cost import CostModel
 from engine.sequence import TokenSequence
 
 
@@ -15,6 +16,23 @@ class DraftRequest:
 
     sequence: TokenSequence
     max_tokens: int
+    least_certainty: float = 0.0
+    """A drafter that knows its own certainty may stop below this (see `DraftWish`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Proposed target tokens.
+
+    `grade` tells apart drafts of one drafter that deserve different trust, such as long and short
+    matches; acceptance is learnt for each grade.
+    """
+
+    token_ids: tuple[int, ...] = ()
+    grade: int = 0
+
+
+NO_DRAFT = Draft()
 
 
 class Drafter(Protocol):
@@ -23,8 +41,17 @@ class Drafter(Protocol):
     @property
     def name(self) -> str: ...
 
-    def propose(self, requests: Sequence[DraftRequest]) -> list[tuple[int, ...]]:
-        """Target token ids for each request, at most its `max_tokens`; empty: no proposal."""
+    @property
+    def cost(self) -> CostModel | None:
+        """What a pass of the draft model costs; None: drafts cost next to nothing."""
+        ...
+
+    def can_draft(self, sequence: TokenSequence) -> bool:
+        """Whether asking for this sequence makes sense at all."""
+        ...
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        """A draft for each request, of at most its `max_tokens`; empty: no proposal."""
         ...
 
     def prepare(self, sequences: Sequence[TokenSequence]) -> None:

@@ -5,48 +5,69 @@ Prompt lookup decoding (Saxena, 2023) with an incremental index instead of a sca
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 
-from engine.draft.drafter import DraftRequest
+from engine.draft.drafter import NO_DRAFT, Draft, DraftRequest
+from engine.draft.suffix_index import SuffixIndex
 from engine.sequence import TokenSequence
 
 
-class _SuffixIndex:
-    """Where each n-gram of a growing token list was last continued."""
+class SharedTexts:
+    """The last texts of all requests, up to a number of tokens, with an index each.
 
-    def __init__(self, min_match: int, max_match: int) -> None:
-        self._lengths = range(max_match, min_match - 1, -1)
-        self._continuation: dict[tuple[int, ...], int] = {}
-        self._num_indexed = 0
+    Text of one client can show in what is drafted for another (never in the output, but in its
+    timing), so this is only used when asked for.
+    """
 
-    def extend(self, token_ids: Sequence[int]) -> None:
-        """Index the n-grams that a token now follows."""
-        for position in range(max(1, self._num_indexed), len(token_ids)):
-            for length in self._lengths:
-                if length <= position:
-                    self._continuation[tuple(token_ids[position - length : position])] = position
-        self._num_indexed = len(token_ids)
+    def __init__(self, *, max_tokens: int, min_match: int, max_match: int) -> None:
+        self._max_tokens = max_tokens
+        self._min_match = min_match
+        self._max_match = max_match
+        self._texts: OrderedDict[str, tuple[list[int], SuffixIndex]] = OrderedDict()
+        self._num_tokens = 0
 
-    def continuation(self, token_ids: Sequence[int]) -> int | None:
-        """Position behind the latest earlier occurrence of the longest indexed suffix."""
-        for length in self._lengths:
-            position = self._continuation.get(tuple(token_ids[-length:]))
-            if position is not None:
-                return position
-        return None
+    def add(self, request_id: str, token_ids: Sequence[int]) -> None:
+        """Keep a finished request's text; the oldest texts make room for it."""
+        text = list(token_ids[-self._max_tokens :])
+        index = SuffixIndex(self._min_match, self._max_match)
+        index.extend(text)
+        self._texts[request_id] = (text, index)
+        self._num_tokens += len(text)
+        while self._num_tokens > self._max_tokens:
+            _, (oldest, _) = self._texts.popitem(last=False)
+            self._num_tokens -= len(oldest)
+
+    def find(self, suffix_of: Sequence[int]) -> tuple[list[int], int, int] | None:
+        """(text, position, match length) of the longest match, the latest text first."""
+        best: tuple[list[int], int, int] | None = None
+        for text, index in reversed(self._texts.values()):
+            found = index.find(suffix_of)
+            if found is not None and (best is None or found[1] > best[2]):
+                best = (text, *found)
+                if found[1] == self._max_match:
+                    break
+        return best
 
 
 class NgramDrafter:
     """Drafts from the request's own prompt and output; costs no model pass."""
 
     name = "ngram"
+    cost = None
 
-    def __init__(self, *, min_match: int, max_match: int) -> None:
+    def __init__(
+        self, *, min_match: int, max_match: int, shared: SharedTexts | None = None
+    ) -> None:
         self._min_match = min_match
         self._max_match = max_match
-        self._indexes: dict[str, _SuffixIndex] = {}
+        self._shared = shared
+        self._indexes: dict[str, tuple[TokenSequence, SuffixIndex]] = {}
 
-    def propose(self, requests: Sequence[DraftRequest]) -> list[tuple[int, ...]]:
+    def can_draft(self, sequence: TokenSequence) -> bool:
+        return True
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         return [self._propose(request) for request in requests]
 
     def prepare(self, sequences: Sequence[TokenSequence]) -> None:
@@ -54,25 +75,33 @@ class NgramDrafter:
             self._index(sequence)
 
     def forget(self, request_id: str) -> None:
-        self._indexes.pop(request_id, None)
+        entry = self._indexes.pop(request_id, None)
+        if entry is not None and self._shared is not None:
+            self._shared.add(request_id, entry[0].token_ids)
 
-    def _propose(self, request: DraftRequest) -> tuple[int, ...]:
+    def _propose(self, request: DraftRequest) -> Draft:
         token_ids = request.sequence.token_ids
-        start = self._index(request.sequence).continuation(token_ids)
-        if start is None:
-            return ()
+        found = self._index(request.sequence).find(token_ids)
+        own_length = found[1] if found else 0
+        if self._shared is not None and own_length < self._max_match:
+            shared = self._shared.find(token_ids)
+            if shared is not None and shared[2] > own_length:
+                text, start, length = shared
+                return Draft(tuple(text[start : start + request.max_tokens]), length)
+        if found is None:
+            return NO_DRAFT
+        start, length = found
         draft = token_ids[start : start + request.max_tokens]
         # A match that reaches the end of the text is a cycle: it goes on as it went.
         period = len(token_ids) - start
         while len(draft) < request.max_tokens:
             draft.append(draft[len(draft) - period])
-        return tuple(draft)
+        return Draft(tuple(draft), length)
 
-    def _index(self, sequence: TokenSequence) -> _SuffixIndex:
-        index = self._indexes.get(sequence.request_id)
-        if index is None:
-            index = self._indexes[sequence.request_id] = _SuffixIndex(
-                self._min_match, self._max_match
-            )
-        index.extend(sequence.token_ids)
-        return index
+    def _index(self, sequence: TokenSequence) -> SuffixIndex:
+        entry = self._indexes.get(sequence.request_id)
+        if entry is None:
+            entry = (sequence, SuffixIndex(self._min_match, self._max_match))
+            self._indexes[sequence.request_id] = entry
+        entry[1].extend(sequence.token_ids)
+        return entry[1]

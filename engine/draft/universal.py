@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.draft.draft_model import DraftModel, DraftTokens
-from engine.draft.drafter import DraftRequest
+import torch
+
+from engine.draft.cost import CostModel
+from engine.draft.draft_model import DraftModel, DraftTokens, DraftWish
+from engine.draft.drafter import Draft, DraftRequest
 from engine.draft.text_sync import continuation_of, encode_behind, split_whole_characters
 from engine.request import ChatPrompt, RequestError, TextPrompt
+from engine.sampling.coupling import CoupledChooser
 from engine.sequence import TokenSequence
+from engine.text.alignment import aligned_ids
 from engine.text.tokenizer import TextTokenizer
 
 
@@ -31,6 +36,9 @@ class _Follower:
 class UniversalDrafter:
     """Drafts with a small model of any tokenizer, batched over requests.
 
+    Where a draft token is also a token of the target, sampled requests draw it with the noise the
+    target will draw (see `engine.sampling.noise`).
+
     In chat the draft model sees the same messages under its own template, so that the target's
     markup never reaches it as text, and its end of turn stands for the target's.
     """
@@ -43,26 +51,34 @@ class UniversalDrafter:
         self._model = model
         self._tokenizer = tokenizer
         self._target_tokenizer = target_tokenizer
+        self._noise_ids = _noise_ids(model.vocab_size, tokenizer, target_tokenizer)
         self._followers: dict[str, _Follower] = {}
+
+    @property
+    def cost(self) -> CostModel:
+        return self._model.cost
+
+    def can_draft(self, sequence: TokenSequence) -> bool:
+        follower = self._followers.get(sequence.request_id)
+        return follower is None or not (follower.lost or self._is_full(follower, 1))
 
     def prepare(self, sequences: Sequence[TokenSequence]) -> None:
         followers = [self._follower(sequence) for sequence in sequences]
-        self._model.catch_up([f.tokens for f in followers if not f.lost])
+        self._model.catch_up([f.tokens for f in followers if not (f.lost or self._is_full(f, 1))])
 
-    def propose(self, requests: Sequence[DraftRequest]) -> list[tuple[int, ...]]:
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         followers = [self._follower(request.sequence) for request in requests]
         for follower, request in zip(followers, requests, strict=True):
             self._follow(follower, request.sequence)
         self._model.catch_up([f.tokens for f in followers if self._is_far_behind(f)])
-        lengths = [
-            r.max_tokens if self._can_draft(f, r.max_tokens) else 0
-            for f, r in zip(followers, requests, strict=True)
-        ]
-        drafted = self._model.continue_greedily(
-            [f.tokens for f in followers], lengths, self._tokenizer.eos_ids
+        drafted = self._model.draft(
+            [f.tokens for f in followers],
+            [self._wish(f, r) for f, r in zip(followers, requests, strict=True)],
+            CoupledChooser([r.sequence for r in requests], self._noise_ids),
+            self._tokenizer.eos_ids,
         )
         return [
-            self._translate(follower, request, draft_ids)
+            Draft(self._translate(follower, request, draft_ids))
             for follower, request, draft_ids in zip(followers, requests, drafted, strict=True)
         ]
 
@@ -74,8 +90,12 @@ class UniversalDrafter:
     def _is_far_behind(self, follower: _Follower) -> bool:
         return not follower.lost and self._model.exceeds_step(follower.tokens)
 
-    def _can_draft(self, follower: _Follower, num_tokens: int) -> bool:
-        return not follower.lost and self._model.fits(follower.tokens, num_tokens)
+    def _is_full(self, follower: _Follower, num_more: int) -> bool:
+        return not self._model.has_room(len(follower.tokens.token_ids) + num_more)
+
+    def _wish(self, follower: _Follower, request: DraftRequest) -> DraftWish:
+        hopeless = follower.lost or self._is_full(follower, request.max_tokens)
+        return DraftWish(0 if hopeless else request.max_tokens, request.least_certainty)
 
     def _follower(self, sequence: TokenSequence) -> _Follower:
         follower = self._followers.get(sequence.request_id)
@@ -144,3 +164,13 @@ class UniversalDrafter:
         if isinstance(source, ChatPrompt) and target.end_of_turn_id is not None:
             return target.end_of_turn_id
         return target.end_of_text_id
+
+
+def _noise_ids(vocab_size: int, draft: TextTokenizer, target: TextTokenizer) -> torch.Tensor:
+    """The target's id of each draft token; tokens the target lacks get ids of their own."""
+    aligned = aligned_ids(draft, target)
+    ids = torch.arange(vocab_size) + len(target.pieces)
+    for token_id, target_id in enumerate(aligned[:vocab_size]):
+        if target_id is not None:
+            ids[token_id] = target_id
+    return ids

@@ -11,6 +11,8 @@ from engine.admission import ModelLimits
 from engine.blocks import BlockPool
 from engine.core import EngineCore
 from engine.draft.drafter import Drafter
+from engine.draft.policy import FixedPolicy, Policy
+from engine.draft.speculator import Speculator
 from engine.models.runner import ModelRunner
 from engine.request import GenerationRequest, RequestOutput, SamplingParams, TextPrompt
 from engine.scheduler import Scheduler
@@ -45,6 +47,7 @@ def make_core(
     drafters: Sequence[Drafter] = (),
     tokenizer: Any = None,
     draft_length: int = 5,
+    policy: Policy | None = None,
     max_running: int = 8,
     max_step_tokens: int = 64,
     prefill_chunk: int = 16,
@@ -63,8 +66,7 @@ def make_core(
             prefill_chunk=prefill_chunk,
             clock=clock,
         ),
-        drafters=drafters,
-        draft_length=draft_length,
+        speculator=Speculator(drafters, policy or FixedPolicy(draft_length)),
         limits=ModelLimits(runner.num_blocks * runner.block_size, runner.info.vocab_size),
         clock=clock,
     )

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from engine.core import EngineCore
-from engine.draft.drafter import Drafter, DraftRequest
+from engine.draft.drafter import Draft, Drafter, DraftRequest
 from engine.draft.ngram import NgramDrafter
 from engine.request import FinishReason, GenerationRequest, RequestError, RequestOutput
 from engine.sequence import TokenSequence
@@ -40,13 +40,17 @@ class OracleDrafter:
     """Proposes the true continuation with some tokens spoilt: long and partial acceptances."""
 
     name = "oracle"
+    cost = None
 
     def __init__(self, answers: dict[str, list[int]], spoil: int) -> None:
         self._answers = answers
         self._spoil = spoil
 
-    def propose(self, requests: Sequence[DraftRequest]) -> list[tuple[int, ...]]:
-        return [self._propose(r.sequence, r.max_tokens) for r in requests]
+    def can_draft(self, sequence: TokenSequence) -> bool:
+        return True
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        return [Draft(self._propose(r.sequence, r.max_tokens)) for r in requests]
 
     def _propose(self, sequence: TokenSequence, limit: int) -> tuple[int, ...]:
         answer = self._answers[sequence.request_id]
@@ -64,7 +68,7 @@ class OracleDrafter:
 class FailingDrafter(OracleDrafter):
     name = "failing"
 
-    def propose(self, requests: Sequence[DraftRequest]) -> list[tuple[int, ...]]:
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         raise RuntimeError("no draft today")
 
 
@@ -267,6 +271,7 @@ def test_metrics_add_up() -> None:
         ({"prompt": [1] * 300}, "prompt"),
         ({"prompt": [1], "max_tokens": 300}, "max_tokens"),
         ({"prompt": [1], "logit_bias": {VOCAB_SIZE: 1.0}}, "logit_bias"),
+        ({"prompt": [1], "stop_token_ids": frozenset({-1})}, "stop_token_ids"),
     ],
 )
 def test_requests_the_model_cannot_serve_are_refused(change: dict[str, Any], param: str) -> None:

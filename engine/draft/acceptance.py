@@ -1,0 +1,95 @@
+"""Acceptance: how likely the next draft tokens of a request are right."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+MAX_POSITIONS = 32
+_ALL_REQUESTS_DECAY = 0.995
+_ONE_REQUEST_DECAY = 0.92
+_ALL_REQUESTS_FADE = 0.9985
+_ONE_REQUEST_FADE = 0.995
+_PRIOR_WEIGHT = 3.0
+_FIRST_GUESS = 0.75
+_FIRST_GUESS_WEIGHT = 4.0
+
+
+@dataclass(slots=True)
+class _Positions:
+    """Decayed counts of drafts that reached each position, and were right there."""
+
+    reached: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(MAX_POSITIONS))
+    right: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(MAX_POSITIONS))
+
+    def record(self, num_drafted: int, num_accepted: int, decay: float) -> None:
+        self.reached *= decay
+        self.right *= decay
+        self.reached[: min(num_accepted + 1, num_drafted)] += 1
+        self.right[:num_accepted] += 1
+
+
+class AcceptanceTracker:
+    """Conditional acceptance by position, of one kind of draft.
+
+    The shape over positions is learnt from all requests; a single request, which soon shows
+    whether its text is easy, moves it up or down as a whole.
+    """
+
+    def __init__(self) -> None:
+        self._all = _Positions()
+        self._requests: dict[str, tuple[float, float]] = {}
+        self.num_drafts = 0
+
+    def record(self, request_id: str, num_drafted: int, num_accepted: int) -> None:
+        """Learn from one verified draft."""
+        self.num_drafts += 1
+        num_tried = min(num_accepted + 1, num_drafted)
+        expected = float(self._shape()[:num_tried].sum())
+        right, wanted = self._requests.get(request_id, (0.0, 0.0))
+        self._requests[request_id] = (
+            right * _ONE_REQUEST_DECAY + num_accepted,
+            wanted * _ONE_REQUEST_DECAY + expected,
+        )
+        self._all.record(num_drafted, num_accepted, _ALL_REQUESTS_DECAY)
+
+    def fade(self) -> None:
+        """Let a step's worth of time pass: what was learnt slowly counts for less."""
+        self._all.reached *= _ALL_REQUESTS_FADE
+        self._all.right *= _ALL_REQUESTS_FADE
+        for request_id, (right, wanted) in self._requests.items():
+            self._requests[request_id] = (right * _ONE_REQUEST_FADE, wanted * _ONE_REQUEST_FADE)
+
+    def forget(self, request_id: str) -> None:
+        self._requests.pop(request_id, None)
+
+    def expected_accepted(self, request_id: str) -> npt.NDArray[np.float64]:
+        """Expected accepted tokens of a draft of length 1, 2, ... MAX_POSITIONS."""
+        right, wanted = self._requests.get(request_id, (0.0, 0.0))
+        factor = (right + _PRIOR_WEIGHT) / (wanted + _PRIOR_WEIGHT)
+        shape = self._shape()
+        # Scale the chance of an error where acceptance is high, of success where it is low.
+        chance = np.where(factor > 1.0, 1.0 - (1.0 - shape) / factor, shape * factor)
+        return np.cumsum(np.cumprod(np.clip(chance, 0.01, 0.99)))
+
+    def by_position(self) -> list[float]:
+        """Conditional acceptance of the positions seen so far, over all requests."""
+        seen = int((self._all.reached > 0.5).sum())
+        return [round(float(rate), 3) for rate in self._shape()[:seen]]
+
+    def _shape(self) -> npt.NDArray[np.float64]:
+        """Positions with few observations lean on the one before them."""
+        right, reached = self._all.right, self._all.reached
+        shape = np.empty(MAX_POSITIONS)
+        before = (_FIRST_GUESS, _FIRST_GUESS_WEIGHT)
+        for position in range(MAX_POSITIONS):
+            guess, weight = before
+            rate = (right[position] + weight * guess) / (reached[position] + weight)
+            shape[position] = rate
+            if reached[position] < 0.5:
+                shape[position:] = rate
+                break
+            before = (rate, _FIRST_GUESS_WEIGHT)
+        return shape

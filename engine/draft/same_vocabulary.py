@@ -1,0 +1,115 @@
+"""model: a draft model that shares the target's vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.draft.cost import CostModel
+from engine.draft.draft_model import DraftModel, DraftTokens, DraftWish
+from engine.draft.drafter import Draft, DraftRequest
+from engine.sampling.coupling import CoupledChooser
+from engine.sequence import TokenSequence
+from engine.text.tokenizer import TextTokenizer
+
+
+class VocabularyMismatchError(ValueError):
+    """The draft model's tokens are not the target's; the message says where they part."""
+
+
+def check_same_vocabulary(draft: TextTokenizer, target: TextTokenizer) -> None:
+    """Raise `VocabularyMismatchError` unless every id means the same bytes to both.
+
+    One may be longer by padding (ids without a token), as in models of one family; equal sizes
+    prove nothing.
+    """
+    shared = min(len(draft.pieces), len(target.pieces))
+    for token_id in range(shared):
+        ours, theirs = draft.pieces[token_id], target.pieces[token_id]
+        if ours != theirs:
+            raise VocabularyMismatchError(
+                f"token {token_id} is {ours!r} in the draft and {theirs!r} in the target"
+            )
+    longer = max(draft.pieces, target.pieces, key=len)
+    if any(longer[shared:]):
+        raise VocabularyMismatchError(
+            f"one vocabulary has {len(longer)} tokens, the other {shared}"
+        )
+
+
+@dataclass(slots=True)
+class _Follower:
+    tokens: DraftTokens
+    num_committed: int
+
+
+class ModelDrafter:
+    """Drafts token by token with a smaller model of the same vocabulary.
+
+    Sampled requests are drafted with the noise the target will sample with (see
+    `engine.sampling.noise`), so the two agree whenever their distributions nearly do.
+    """
+
+    name = "model"
+
+    def __init__(
+        self, model: DraftModel, tokenizer: TextTokenizer, target_tokenizer: TextTokenizer
+    ) -> None:
+        """
+        Raises:
+            VocabularyMismatchError: ids don't mean the same to both models.
+        """
+        check_same_vocabulary(tokenizer, target_tokenizer)
+        self._model = model
+        self._stop_ids = target_tokenizer.eos_ids
+        self._num_ids = len(target_tokenizer.pieces)
+        self._followers: dict[str, _Follower] = {}
+
+    @property
+    def cost(self) -> CostModel:
+        return self._model.cost
+
+    def can_draft(self, sequence: TokenSequence) -> bool:
+        return self._model.has_room(sequence.num_tokens + 1)
+
+    def prepare(self, sequences: Sequence[TokenSequence]) -> None:
+        self._model.catch_up([self._follow(s).tokens for s in sequences if self.can_draft(s)])
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        followers = [self._follow(request.sequence) for request in requests]
+        self._model.catch_up([f.tokens for f in followers if self._model.exceeds_step(f.tokens)])
+        drafted = self._model.draft(
+            [f.tokens for f in followers],
+            [self._wish(r) for r in requests],
+            CoupledChooser([r.sequence for r in requests]),
+            self._stop_ids,
+        )
+        return [Draft(self._known(token_ids)) for token_ids in drafted]
+
+    def forget(self, request_id: str) -> None:
+        follower = self._followers.pop(request_id, None)
+        if follower is not None:
+            self._model.drop(follower.tokens)
+
+    def _wish(self, request: DraftRequest) -> DraftWish:
+        room = self._model.has_room(request.sequence.num_tokens + request.max_tokens)
+        return DraftWish(request.max_tokens if room else 0, request.least_certainty)
+
+    def _follow(self, sequence: TokenSequence) -> _Follower:
+        follower = self._followers.get(sequence.request_id)
+        if follower is None:
+            prompt = sequence.token_ids[: sequence.num_prompt]
+            follower = _Follower(self._model.start(prompt), len(prompt))
+            self._followers[sequence.request_id] = follower
+        follower.tokens.rewrite(
+            follower.num_committed, sequence.token_ids[follower.num_committed :]
+        )
+        follower.num_committed = sequence.num_tokens
+        return follower
+
+    def _known(self, token_ids: list[int]) -> tuple[int, ...]:
+        """Up to a padding id, which the target has no token for."""
+        for index, token_id in enumerate(token_ids):
+            if token_id >= self._num_ids:
+                return tuple(token_ids[:index])
+        return tuple(token_ids)

@@ -1,0 +1,173 @@
+"""Speculator: asks the drafters the policy chooses, and keeps account of what came of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from engine.draft.acceptance import MAX_POSITIONS
+from engine.draft.drafter import NO_DRAFT, Draft, Drafter, DraftRequest
+from engine.draft.policy import PLAIN, Candidate, Choice, Option, Policy
+from engine.metrics import DrafterMetrics
+from engine.sequence import TokenSequence
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A draft for one request and who made it."""
+
+    drafter: str
+    draft: Draft
+
+
+class Speculator:
+    """The engine's one door to speculation."""
+
+    def __init__(
+        self, drafters: Sequence[Drafter], policy: Policy, *, max_length: int = MAX_POSITIONS
+    ) -> None:
+        """
+        Args:
+            drafters: in order of preference, each under a name of its own.
+            max_length: longest draft of any drafter, in target tokens.
+        """
+        self.drafters = tuple(drafters)
+        self.metrics = {drafter.name: DrafterMetrics() for drafter in drafters}
+        self._policy = policy
+        self._max_length = min(max_length, MAX_POSITIONS)
+
+    def propose(self, running: Sequence[TokenSequence], other_rows: int) -> dict[str, Proposal]:
+        """Drafts by request id.
+
+        Args:
+            running: all running sequences; those still computing their prompt are only prepared.
+            other_rows: prompt rows the coming step computes.
+        """
+        if not self.drafters:
+            return {}
+        self._prepare([s for s in running if not s.is_decoding])
+        decoding = [s for s in running if s.is_decoding and self._limit(s) > 0]
+        if not decoding:
+            return {}
+        free = {d.name: self._ask_free(d, decoding) for d in self.drafters if d.cost is None}
+        candidates = [self._candidate(s, free) for s in decoding]
+        choices = self._policy.choose(candidates, other_rows)
+        modelled = {
+            d.name: self._ask_model(d, decoding, choices)
+            for d in self.drafters
+            if d.cost is not None
+        }
+        proposals = {}
+        for sequence, candidate, choice in zip(decoding, candidates, choices, strict=True):
+            proposal = self._proposal(sequence.request_id, candidate, choice, free | modelled)
+            if proposal is not None:
+                proposals[sequence.request_id] = proposal
+        return proposals
+
+    def record(
+        self, request_id: str, proposal: Proposal, num_drafted: int, num_accepted: int
+    ) -> None:
+        """Account for a verified draft, of which the scheduler may have cut some tokens."""
+        self.metrics[proposal.drafter].record(num_drafted, num_accepted)
+        self._policy.record(
+            request_id, proposal.drafter, proposal.draft.grade, num_drafted, num_accepted
+        )
+
+    def observe_step(self, rows: int, seconds: float) -> None:
+        """Learn what a step of the target cost."""
+        self._policy.observe_step(rows, seconds)
+
+    def forget(self, request_id: str) -> None:
+        for drafter in self.drafters:
+            drafter.forget(request_id)
+        self._policy.forget(request_id)
+
+    def state(self) -> dict[str, Any]:
+        """The policy's estimates and choices, JSON types only."""
+        return {"drafters": [d.name for d in self.drafters], **self._policy.state()}
+
+    def _limit(self, sequence: TokenSequence) -> int:
+        asked = sequence.request.speculation.max_draft_tokens
+        limit = self._max_length if asked is None else min(asked, self._max_length)
+        return min(limit, sequence.num_output_left - 1)
+
+    @staticmethod
+    def _allows(sequence: TokenSequence, drafter: Drafter) -> bool:
+        return sequence.request.speculation.mode in ("auto", drafter.name)
+
+    def _prepare(self, prefilling: Sequence[TokenSequence]) -> None:
+        for drafter in self.drafters:
+            allowed = [s for s in prefilling if self._allows(s, drafter) and drafter.can_draft(s)]
+            if allowed and (drafter.cost is None or self._policy.wants_prepared(drafter.name)):
+                try:
+                    drafter.prepare(allowed)
+                except Exception:
+                    self._note_failure(drafter, allowed)
+
+    def _ask_free(self, drafter: Drafter, decoding: Sequence[TokenSequence]) -> dict[str, Draft]:
+        asked = [s for s in decoding if self._allows(s, drafter) and drafter.can_draft(s)]
+        return self._ask(drafter, [DraftRequest(s, self._limit(s)) for s in asked])
+
+    def _ask_model(
+        self, drafter: Drafter, decoding: Sequence[TokenSequence], choices: Sequence[Choice]
+    ) -> dict[str, Draft]:
+        return self._ask(
+            drafter,
+            [
+                DraftRequest(sequence, choice.length, choice.least_certainty)
+                for sequence, choice in zip(decoding, choices, strict=True)
+                if choice.drafter == drafter.name
+            ],
+        )
+
+    def _ask(self, drafter: Drafter, requests: list[DraftRequest]) -> dict[str, Draft]:
+        """Drafts by request id; a drafter that raises costs the step its drafts, nothing more."""
+        if not requests:
+            return {}
+        sequences = [request.sequence for request in requests]
+        try:
+            drafts = drafter.propose(requests)
+        except Exception:
+            self._note_failure(drafter, sequences)
+            return {}
+        return {
+            sequence.request_id: draft for sequence, draft in zip(sequences, drafts, strict=True)
+        }
+
+    def _note_failure(self, drafter: Drafter, sequences: Sequence[TokenSequence]) -> None:
+        logger.exception("drafter %s failed; going on without its drafts", drafter.name)
+        self.metrics[drafter.name].failures += 1
+        for sequence in sequences:
+            drafter.forget(sequence.request_id)
+            self._policy.record(sequence.request_id, drafter.name, 0, 1, 0)
+
+    def _candidate(self, sequence: TokenSequence, free: dict[str, dict[str, Draft]]) -> Candidate:
+        options = []
+        for drafter in self.drafters:
+            if drafter.cost is None:
+                draft = free[drafter.name].get(sequence.request_id, NO_DRAFT)
+                if draft.token_ids:
+                    options.append(Option(drafter.name, len(draft.token_ids), draft.grade))
+            elif self._allows(sequence, drafter) and drafter.can_draft(sequence):
+                options.append(Option(drafter.name, self._limit(sequence)))
+        return Candidate(sequence.request_id, tuple(options))
+
+    @staticmethod
+    def _proposal(
+        request_id: str,
+        candidate: Candidate,
+        choice: Choice,
+        drafts: dict[str, dict[str, Draft]],
+    ) -> Proposal | None:
+        """The chosen draft; when that came out empty, the first other one there is."""
+        if choice == PLAIN or choice.drafter is None:
+            return None
+        for name in (choice.drafter, *(option.drafter for option in candidate.options)):
+            draft = drafts[name].get(request_id, NO_DRAFT)
+            if draft.token_ids:
+                return Proposal(name, Draft(draft.token_ids[: choice.length], draft.grade))
+        return None

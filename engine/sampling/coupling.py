@@ -1,0 +1,49 @@
+"""A draft model's choices, coupled to the target's by shared noise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from engine.sampling.sampler import sample
+from engine.sequence import TokenSequence
+
+
+class CoupledChooser:
+    """Chooses draft tokens for a batch of requests.
+
+    At temperature 0 the likeliest token, else a sample from the draft's distribution, tempered and
+    truncated as the request says, drawn with the noise the target will use at that position.
+    """
+
+    def __init__(
+        self, sequences: Sequence[TokenSequence], noise_ids: torch.Tensor | None = None
+    ) -> None:
+        """
+        Args:
+            sequences: one request for each draft of the batch.
+            noise_ids: int64[V], the target's id of each draft token.
+        """
+        self._params = [sequence.params for sequence in sequences]
+        self._positions = [sequence.num_output for sequence in sequences]
+        self._noise_ids = noise_ids
+
+    def choose(
+        self, logits: torch.Tensor, members: Sequence[int], depth: int
+    ) -> tuple[list[int], list[float]]:
+        """Tokens and the draft's own confidence in them.
+
+        Args:
+            logits: float32[len(members), V] of the draft model.
+            members: which drafts of the batch the rows belong to.
+            depth: tokens drafted before this one.
+        """
+        params = [self._params[i] for i in members]
+        positions = [self._positions[i] + depth for i in members]
+        noise_ids = None if self._noise_ids is None else self._noise_ids.to(logits.device)
+        tokens = sample(logits, params, positions, noise_ids)
+        index = torch.tensor(tokens, device=logits.device)[:, None]
+        chosen = logits.gather(1, index)[:, 0] - logits.logsumexp(dim=1)
+        confidences: list[float] = chosen.exp().tolist()
+        return tokens, confidences
