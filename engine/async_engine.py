@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from engine.admission import ModelLimits
 from engine.metrics import EngineMetrics
@@ -21,6 +21,7 @@ from engine.request import (
     GenerationRequest,
     QueueFullError,
     RequestOutput,
+    SamplingDefaults,
     Usage,
 )
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:  # torch and transformers take seconds to import; `load` impor
     from engine.text.tokenizer import TextTokenizer
 
 logger = logging.getLogger(__name__)
+
+_READ_ATTEMPTS = 20
 
 
 class EngineState(StrEnum):
@@ -142,6 +145,10 @@ class AsyncEngine:
         return self._ready_core().limits
 
     @property
+    def sampling_defaults(self) -> SamplingDefaults:
+        return self._ready_core().sampling_defaults
+
+    @property
     def tokenizer(self) -> TextTokenizer:
         """Thread-safe; heavy calls belong in `encode` and `encode_chat`, off the event loop."""
         return self._ready_core().tokenizer
@@ -151,9 +158,24 @@ class AsyncEngine:
         """Requests in the engine whose stream has not ended."""
         return len(self._streams)
 
+    @property
+    def drafters(self) -> tuple[str, ...]:
+        """Names of the loaded drafters."""
+        return tuple(drafter.name for drafter in self._ready_core().speculator.drafters)
+
     def metrics(self) -> EngineMetrics:
         """The live figures (written by the engine's thread, so only read them)."""
         return self._ready_core().metrics
+
+    def speculation(self) -> dict[str, Any]:
+        """The speculator's estimates and current choices, JSON types only."""
+        speculator = self._ready_core().speculator
+        for _ in range(_READ_ATTEMPTS - 1):
+            try:
+                return speculator.state()
+            except RuntimeError:  # the engine's thread added an entry while it was read
+                continue
+        return speculator.state()
 
     async def start(self) -> None:
         """Load the models; returns when requests can be served.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 
 import torch
@@ -26,7 +26,9 @@ from engine.models.gguf import hf_folder
 from engine.models.loader import Placement, load_runner
 from engine.models.runner import ModelRunner
 from engine.models.source import resolve
+from engine.request import SamplingDefaults
 from engine.scheduler import Scheduler
+from engine.text.generation_config import read_generation_config
 from engine.text.tokenizer import TextTokenizer
 
 logger = logging.getLogger(__name__)
@@ -52,6 +54,7 @@ class EngineParts:
     tokenizer: TextTokenizer
     drafters: tuple[Drafter, ...]
     limits: ModelLimits
+    sampling_defaults: SamplingDefaults
 
     def assemble(self, drafters: Sequence[Drafter]) -> EngineCore:
         """A core with an empty queue and prefix cache that asks the given drafters."""
@@ -72,6 +75,7 @@ class EngineParts:
             speculator=self._speculator(drafters),
             limits=self.limits,
             clock=time.monotonic,
+            sampling_defaults=self.sampling_defaults,
         )
 
     def _speculator(self, drafters: Sequence[Drafter]) -> Speculator:
@@ -96,7 +100,8 @@ def load_parts(config: Config) -> EngineParts:
     placement = Placement.resolve(config)
     files = resolve(config.model)
     logger.info("loading %s", files.name)
-    tokenizer = TextTokenizer.load(hf_folder(files))
+    folder = hf_folder(files)
+    tokenizer = TextTokenizer.load(folder)
     target = load_runner(
         files,
         config,
@@ -112,6 +117,7 @@ def load_parts(config: Config) -> EngineParts:
         tokenizer=tokenizer,
         drafters=tuple(_drafters(config, placement, tokenizer)),
         limits=ModelLimits(_max_context(config, target), target.info.vocab_size),
+        sampling_defaults=read_generation_config(folder).sampling,
     )
 
 
@@ -197,4 +203,10 @@ def _log_summary(parts: EngineParts) -> None:
         parts.limits.max_context, kv_tokens, kv_tokens * info.kv_bytes_per_token >> 20,
         kv_tokens // parts.limits.max_context,
     )  # fmt: skip
+    advised = {k: v for k, v in asdict(parts.sampling_defaults).items() if v is not None}
+    if advised:
+        logger.info(
+            "sampling defaults from the model's generation config: %s",
+            ", ".join(f"{name}={value:g}" for name, value in advised.items()),
+        )
     logger.info("drafters: %s", ", ".join(d.name for d in parts.drafters) or "none")

@@ -11,10 +11,12 @@ from engine.metrics import EngineMetrics
 from engine.models.runner import ModelRunner
 from engine.plan import Slice, SliceResult
 from engine.request import (
+    NO_ADVICE,
     DraftUsage,
     FinishReason,
     GenerationRequest,
     RequestOutput,
+    SamplingDefaults,
     TokenLogprob,
     Usage,
 )
@@ -54,6 +56,7 @@ class EngineCore:
         speculator: Speculator,
         limits: ModelLimits,
         clock: Callable[[], float],
+        sampling_defaults: SamplingDefaults = NO_ADVICE,
     ) -> None:
         """
         Args:
@@ -65,6 +68,7 @@ class EngineCore:
         self.scheduler = scheduler
         self.speculator = speculator
         self.limits = limits
+        self.sampling_defaults = sampling_defaults
         self.metrics = EngineMetrics(drafters=speculator.metrics)
         self._clock = clock
         self._verifier = Verifier(tokenizer.pieces, tokenizer.eos_ids)

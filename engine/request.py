@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Any
 
 SEED_MASK = (1 << 63) - 1
 
@@ -81,13 +82,43 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """What the model's makers advise where a client asks for nothing; None: no advice."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+
+NO_ADVICE = SamplingDefaults()
+
+
+@dataclass(frozen=True, slots=True)
+class ChatOptions:
+    """How a chat template renders a conversation."""
+
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """Functions the model may call, each in OpenAI's form."""
+    add_generation_prompt: bool = True
+    """Whether the prompt ends where a new answer begins."""
+    continue_final_message: bool = False
+    """Whether the prompt ends inside the last message, which the answer continues."""
+    template_args: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Further variables of the template, such as ``enable_thinking``."""
+
+
+@dataclass(frozen=True, slots=True)
 class ChatPrompt:
     """The conversation behind a chat prompt, so that a draft model can render its own template.
 
-    Each message is ``{"role": str, "content": str}``.
+    Each message is ``{"role": str, "content": str}``, with ``tool_calls``, ``tool_call_id``,
+    ``name`` and ``reasoning_content`` where it has them.
     """
 
-    messages: tuple[Mapping[str, str], ...]
+    messages: tuple[Mapping[str, Any], ...]
+    options: ChatOptions = ChatOptions()
 
 
 @dataclass(frozen=True, slots=True)

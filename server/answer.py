@@ -33,11 +33,13 @@ async def answer(generation: Generation, renderer: Renderer[Piece], *, stream: b
 
 
 async def _events(generation: Generation, renderer: Renderer[Piece]) -> AsyncGenerator[bytes, None]:
+    for chunk in renderer.opening(generation.usage):
+        yield encode_event(chunk)
     async with aclosing(generation.outputs()) as outputs:
         async for index, output in outputs:
-            for chunk in renderer.chunks(renderer.take(index, output)):
+            for chunk in renderer.chunks(renderer.take(index, output), generation.usage):
                 yield encode_event(chunk)
-    usage_chunk = renderer.usage_chunk(generation.usage)
-    if usage_chunk is not None:
-        yield encode_event(usage_chunk)
-    yield DONE
+    for chunk in renderer.closing(generation.usage):
+        yield encode_event(chunk)
+    if renderer.ends_with_done:
+        yield DONE

@@ -18,7 +18,7 @@ from server.context import ServerContext
 from server.errors import add_error_handlers
 from server.prometheus import make_registry
 from server.request_id import RequestIdMiddleware
-from server.routes import chat, completions, health, metrics, models
+from server.routes import chat, completions, health, metrics, models, speculation
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ def create_app(engine: AsyncEngine, config: Config, *, on_loaded: OnLoaded = log
     app.state.context = ServerContext(engine, config)
     app.state.metrics_registry = make_registry(engine, vllm_names=config.metrics.vllm_names)
     add_error_handlers(app)
-    for routes in (completions, chat, models, health, metrics):
+    for routes in (completions, chat, models, speculation, health, metrics):
         app.include_router(routes.router)
     return app
 

@@ -23,7 +23,7 @@ class ServerContext:
 
     @property
     def sampling_rules(self) -> SamplingRules:
-        return SamplingRules(self.config.limits, self.engine.limits.vocab_size)
+        return SamplingRules(self.config.limits, self.engine.sampling_defaults)
 
     def require_model(self, name: str) -> None:
         """Raise a 404 `ApiError` unless the server has the model a client asks for."""

@@ -10,10 +10,12 @@ from typing import Self
 from engine.async_engine import AsyncEngine, EngineState, OutputStream
 from engine.request import (
     ChatPrompt,
+    DraftUsage,
     FinishReason,
     GenerationRequest,
     RequestOutput,
     SamplingParams,
+    SpeculationParams,
     TextPrompt,
     Usage,
 )
@@ -27,6 +29,8 @@ class PreparedPrompt:
     token_ids: tuple[int, ...]
     source: ChatPrompt | TextPrompt
     params: SamplingParams
+    speculation: SpeculationParams
+    prediction: str | None
 
 
 class Generation:
@@ -68,6 +72,8 @@ class Generation:
                         prompt_token_ids=prompt.token_ids,
                         params=prompt.params.for_choice(choice),
                         source=prompt.source,
+                        prediction=prompt.prediction,
+                        speculation=prompt.speculation,
                     )
                     generation._streams.append(engine.submit(request))
         except BaseException:
@@ -83,6 +89,9 @@ class Generation:
             prompt_tokens=sum(usage.prompt_tokens for usage in once_per_prompt),
             completion_tokens=sum(usage.completion_tokens for usage in self._usages),
             cached_tokens=sum(usage.cached_tokens for usage in once_per_prompt),
+            target_passes=sum(usage.target_passes for usage in self._usages),
+            drafts=_total_drafts(self._usages),
+            prediction_tokens=sum(usage.prediction_tokens for usage in self._usages),
         )
 
     async def outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
@@ -125,6 +134,15 @@ class Generation:
             raise ApiError(500 if alive else 503, message, code="generation_failed")
         self._usages[number] = output.usage
         return output
+
+
+def _total_drafts(usages: Sequence[Usage]) -> tuple[DraftUsage, ...]:
+    totals: dict[str, list[int]] = {}
+    for draft in [draft for usage in usages for draft in usage.drafts]:
+        counts = totals.setdefault(draft.drafter, [0, 0])
+        counts[0] += draft.drafted
+        counts[1] += draft.accepted
+    return tuple(DraftUsage(name, *counts) for name, counts in totals.items())
 
 
 async def _read(

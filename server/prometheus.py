@@ -166,6 +166,11 @@ def _own_only(families: _Families, metrics: EngineMetrics) -> Iterator[Metric]:
     yield families.counter(
         "target_passes", "Decoding slices the target computed.", {(): metrics.target_passes}
     )
+    yield families.counter(
+        "spec_decode_num_lossy_accepted_tokens",
+        "Draft tokens kept against the target's choice, by requests with lossy acceptance.",
+        {(): metrics.lossy_accepted_tokens},
+    )
     yield families.histogram("step_duration_seconds", "Time of an engine step.", metrics.step)
     yield families.counter(
         "drafter_failures",

@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from engine.config import LimitsConfig
-from engine.request import SEED_MASK, RequestError, SamplingParams
+from engine.request import SEED_MASK, RequestError, SamplingDefaults, SamplingParams
+from server.render.usage import UsageReport
+from server.schemas.common import StreamOptions
 from server.schemas.sampling import SamplingFields
+from server.speculation import wants_stats
 
 T = TypeVar("T")
 
@@ -21,7 +24,7 @@ class SamplingRules:
     """What the server and the loaded model allow a request."""
 
     limits: LimitsConfig
-    vocab_size: int
+    defaults: SamplingDefaults
 
 
 def sampling_params(
@@ -38,34 +41,31 @@ def sampling_params(
         RequestError: a value breaks one of the rules; the error names the field and the limit.
     """
     stop = _stop_texts(fields)
-    stop_token_ids = frozenset(fields.stop_token_ids or ())
     _at_most(len(stop), rules.limits.max_stops, "stop", "entries")
-    if stop_token_ids and max(stop_token_ids) >= rules.vocab_size:
-        raise RequestError(
-            f"'stop_token_ids' must lie between 0 and {rules.vocab_size - 1}.",
-            param="stop_token_ids",
-        )
     min_tokens = _or_default(fields.min_tokens, 0)
     if min_tokens > max_tokens:
         raise RequestError(
             f"'min_tokens' ({min_tokens}) must not exceed the maximum of {max_tokens} tokens.",
             param="min_tokens",
         )
-    temperature = _or_default(fields.temperature, 1.0)
+    defaults = rules.defaults
+    temperature = _first_given(fields.temperature, defaults.temperature, 1.0)
     return SamplingParams(
         max_tokens=max_tokens,
         seed=secrets.randbits(63) if fields.seed is None else fields.seed & SEED_MASK,
         temperature=temperature if temperature >= GREEDY_BELOW else 0.0,
-        top_k=max(0, _or_default(fields.top_k, 0)),
-        top_p=_or_default(fields.top_p, 1.0),
-        min_p=_or_default(fields.min_p, 0.0),
+        top_k=max(0, _first_given(fields.top_k, defaults.top_k, 0)),
+        top_p=_first_given(fields.top_p, defaults.top_p, 1.0),
+        min_p=_first_given(fields.min_p, defaults.min_p, 0.0),
         presence_penalty=_or_default(fields.presence_penalty, 0.0),
         frequency_penalty=_or_default(fields.frequency_penalty, 0.0),
-        repetition_penalty=_or_default(fields.repetition_penalty, 1.0),
+        repetition_penalty=_first_given(
+            fields.repetition_penalty, defaults.repetition_penalty, 1.0
+        ),
         logit_bias=fields.logit_bias or {},
         min_tokens=min_tokens,
         stop=stop,
-        stop_token_ids=stop_token_ids,
+        stop_token_ids=frozenset(fields.stop_token_ids or ()),
         ignore_eos=_or_default(fields.ignore_eos, False),
         include_stop_str_in_output=_or_default(fields.include_stop_str_in_output, False),
         skip_special_tokens=_or_default(fields.skip_special_tokens, True),
@@ -84,16 +84,18 @@ def check_logprobs(count: int, limits: LimitsConfig, param: str) -> None:
     _at_most(count, limits.max_logprobs, param, "alternatives")
 
 
-def include_usage(fields: SamplingFields) -> bool:
-    """Whether a stream ends with a usage chunk."""
-    options = fields.stream_options
-    if options is None:
-        return False
-    if not fields.stream:
+def usage_report(fields: SamplingFields) -> UsageReport:
+    """When the response tells its usage."""
+    options = fields.stream_options or StreamOptions()
+    if fields.stream_options is not None and not fields.stream:
         raise RequestError(
             "'stream_options' is only allowed when 'stream' is true.", param="stream_options"
         )
-    return bool(options.include_usage)
+    return UsageReport(
+        at_end=bool(options.include_usage),
+        in_chunks=bool(options.include_usage and options.continuous_usage_stats),
+        stats=wants_stats(fields),
+    )
 
 
 def _stop_texts(fields: SamplingFields) -> tuple[str, ...]:
@@ -105,6 +107,12 @@ def _stop_texts(fields: SamplingFields) -> tuple[str, ...]:
 def _at_most(value: int, limit: int, param: str, unit: str) -> None:
     if value > limit:
         raise RequestError(f"'{param}' asks for {value} {unit}; the limit is {limit}.", param=param)
+
+
+def _first_given(value: T | None, advised: T | None, default: T) -> T:
+    if value is not None:
+        return value
+    return default if advised is None else advised
 
 
 def _or_default(value: T | None, default: T) -> T:

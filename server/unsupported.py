@@ -25,7 +25,6 @@ UNSUPPORTED_ANYWHERE: Mapping[str, NoOps] = {
     "prompt_logprobs": (),
     "response_format": ({"type": "text"},),
     "return_token_ids": (False,),
-    "speculation": (),
     "structured_outputs": (),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
@@ -50,7 +49,6 @@ UNSUPPORTED_CHAT: Mapping[str, NoOps] = {
     "function_call": ("none", "auto"),
     "functions": ([],),
     "modalities": (["text"],),
-    "prediction": (),
     "reasoning_effort": ("none",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
@@ -64,8 +62,6 @@ UNSUPPORTED_MESSAGE: Mapping[str, NoOps] = {
     "refusal": (),
     "tool_calls": ([],),
 }
-
-UNSUPPORTED_STREAM_OPTIONS: Mapping[str, NoOps] = {"continuous_usage_stats": (False,)}
 
 
 def refuse_unsupported(

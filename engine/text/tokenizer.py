@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from engine.request import RequestError
+from engine.text.generation_config import read_generation_config
 from engine.text.vocabulary import UnsupportedTokenizerError, token_pieces
 
 _PROBE = "Hello, world! 12 x\n"
@@ -62,7 +62,7 @@ class TextTokenizer:
         tokenizer = AutoTokenizer.from_pretrained(folder)
         if not getattr(tokenizer, "is_fast", False):
             raise UnsupportedTokenizerError(f"{folder.name}: has no fast tokenizer")
-        return cls(tokenizer, eos_ids=_generation_eos_ids(folder / "generation_config.json"))
+        return cls(tokenizer, eos_ids=read_generation_config(folder).eos_ids)
 
     @property
     def has_chat_template(self) -> bool:
@@ -187,12 +187,3 @@ class TextTokenizer:
             return None
         behind = self.encode(rendered.rpartition("pong")[2], add_special_tokens=False)
         return behind[0] if behind and behind[0] in self.special_ids else None
-
-
-def _generation_eos_ids(path: Path) -> tuple[int, ...]:
-    if not path.is_file():
-        return ()
-    eos = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
-    if eos is None:
-        return ()
-    return tuple(eos) if isinstance(eos, list) else (eos,)

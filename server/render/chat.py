@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from engine.request import RequestOutput, TokenLogprob, Usage
-from server.render.renderer import ResponseHead, api_usage
+from server.render.renderer import ResponseHead
 from server.render.tokens import api_finish_reason, json_logprob, token_text
+from server.render.usage import UsageReport
 from server.schemas.chat import (
     AssistantMessage,
     ChatChoice,
@@ -36,18 +37,20 @@ class ChatPiece:
 class ChatRenderer:
     """Renders pieces of chat completions; implements `Renderer[ChatPiece]`."""
 
+    ends_with_done = True
+
     def __init__(
         self,
         head: ResponseHead,
         *,
         num_choices: int,
         with_logprobs: bool,
-        include_usage: bool,
+        usage: UsageReport,
     ) -> None:
         self._head = head
         self._num_choices = num_choices
         self._with_logprobs = with_logprobs
-        self._include_usage = include_usage
+        self._usage = usage
         self._opened: set[int] = set()
 
     def take(self, index: int, output: RequestOutput) -> ChatPiece:
@@ -62,27 +65,33 @@ class ChatRenderer:
             stop_reason=output.stop_reason,
         )
 
-    def chunks(self, piece: ChatPiece) -> Iterable[ChatChunk]:
+    def opening(self, usage: Usage) -> Iterable[ChatChunk]:
+        return ()
+
+    def chunks(self, piece: ChatPiece, usage: Usage) -> Iterable[ChatChunk]:
         if piece.opens:
             opening = ChatDelta(role="assistant", content="", refusal=None)
-            yield self._chunk(piece.index, opening)
+            yield self._chunk(piece.index, opening, usage)
         if piece.text or piece.logprobs:
             delta = ChatDelta(content=piece.text)
-            yield self._chunk(piece.index, delta, self._logprobs(piece.logprobs))
+            yield self._chunk(piece.index, delta, usage, self._logprobs(piece.logprobs))
         if piece.finish_reason is not None:
             yield self._chunk(
                 piece.index,
                 ChatDelta(),
+                usage,
                 finish_reason=piece.finish_reason,
                 stop_reason=piece.stop_reason,
             )
 
-    def usage_chunk(self, usage: Usage) -> ChatChunk | None:
-        if not self._include_usage:
-            return None
-        return ChatChunk(
-            object="chat.completion.chunk", choices=[], usage=api_usage(usage), **self._head
-        )
+    def closing(self, usage: Usage) -> Iterable[ChatChunk]:
+        if self._usage.at_end:
+            yield ChatChunk(
+                object="chat.completion.chunk",
+                choices=[],
+                usage=self._usage.body(usage),
+                **self._head,
+            )
 
     def response(self, pieces: Sequence[ChatPiece], usage: Usage) -> ChatCompletion:
         by_choice: list[list[ChatPiece]] = [[] for _ in range(self._num_choices)]
@@ -91,7 +100,7 @@ class ChatRenderer:
         return ChatCompletion(
             object="chat.completion",
             choices=[self._choice(parts) for parts in by_choice],
-            usage=api_usage(usage),
+            usage=self._usage.body(usage),
             **self._head,
         )
 
@@ -109,13 +118,22 @@ class ChatRenderer:
         )
 
     def _chunk(
-        self, index: int, delta: ChatDelta, logprobs: ChatLogprobs | None = None, **end: Any
+        self,
+        index: int,
+        delta: ChatDelta,
+        usage: Usage,
+        logprobs: ChatLogprobs | None = None,
+        **end: Any,
     ) -> ChatChunk:
         choice = ChatChunkChoice(
             index=index, delta=delta, logprobs=logprobs, **{"finish_reason": None, **end}
         )
-        usage: dict[str, Any] = {"usage": None} if self._include_usage else {}
-        return ChatChunk(object="chat.completion.chunk", choices=[choice], **self._head, **usage)
+        return ChatChunk(
+            object="chat.completion.chunk",
+            choices=[choice],
+            **self._head,
+            **self._usage.chunk_fields(usage),
+        )
 
     def _logprobs(self, entries: Sequence[TokenLogprob]) -> ChatLogprobs | None:
         if not self._with_logprobs:

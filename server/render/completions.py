@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from engine.request import RequestOutput, TokenLogprob, Usage
-from server.render.renderer import ResponseHead, api_usage
+from server.render.renderer import ResponseHead
 from server.render.tokens import api_finish_reason, json_logprob, num_characters, token_text
+from server.render.usage import UsageReport
 from server.schemas.completions import Completion, CompletionChoice, CompletionLogprobs
 
 
@@ -41,13 +42,15 @@ class _ChoiceState:
 class CompletionRenderer:
     """Renders pieces of completions; implements `Renderer[CompletionPiece]`."""
 
+    ends_with_done = True
+
     def __init__(
         self,
         head: ResponseHead,
         *,
         echoes: Sequence[EchoedPrompt | None],
         with_logprobs: bool,
-        include_usage: bool,
+        usage: UsageReport,
         special_token_ids: frozenset[int],
         shows_special_tokens: bool,
     ) -> None:
@@ -59,7 +62,7 @@ class CompletionRenderer:
         self._head = head
         self._states = [_ChoiceState(echo) for echo in echoes]
         self._with_logprobs = with_logprobs
-        self._include_usage = include_usage
+        self._usage = usage
         self._special_token_ids = special_token_ids
         self._shows_special_tokens = shows_special_tokens
 
@@ -75,19 +78,23 @@ class CompletionRenderer:
             stop_reason=output.stop_reason,
         )
 
-    def chunks(self, piece: CompletionPiece) -> Iterable[Completion]:
-        if piece.text or piece.finish_reason or (piece.logprobs and piece.logprobs.tokens):
-            yield self._body([_choice(piece)], {"usage": None} if self._include_usage else {})
+    def opening(self, usage: Usage) -> Iterable[Completion]:
+        return ()
 
-    def usage_chunk(self, usage: Usage) -> Completion | None:
-        return self._body([], {"usage": api_usage(usage)}) if self._include_usage else None
+    def chunks(self, piece: CompletionPiece, usage: Usage) -> Iterable[Completion]:
+        if piece.text or piece.finish_reason or (piece.logprobs and piece.logprobs.tokens):
+            yield self._body([_choice(piece)], self._usage.chunk_fields(usage))
+
+    def closing(self, usage: Usage) -> Iterable[Completion]:
+        if self._usage.at_end:
+            yield self._body([], {"usage": self._usage.body(usage)})
 
     def response(self, pieces: Sequence[CompletionPiece], usage: Usage) -> Completion:
         by_choice: list[list[CompletionPiece]] = [[] for _ in self._states]
         for piece in pieces:
             by_choice[piece.index].append(piece)
         choices = [_choice(_join(parts)) for parts in by_choice]
-        return self._body(choices, {"usage": api_usage(usage)})
+        return self._body(choices, {"usage": self._usage.body(usage)})
 
     def _body(self, choices: list[CompletionChoice], usage: dict[str, Any]) -> Completion:
         return Completion(object="text_completion", choices=choices, **self._head, **usage)

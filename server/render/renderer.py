@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol, TypedDict, TypeVar
 
 from engine.request import RequestOutput, Usage
-from server.schemas.common import CompletionUsage, PromptTokensDetails, ResponseModel
+from server.schemas.common import ResponseModel
 
 Piece = TypeVar("Piece")
 
@@ -23,23 +23,23 @@ class ResponseHead(TypedDict):
 class Renderer(Protocol[Piece]):
     """A stream sends each piece as chunks, a whole response joins them: so both say the same."""
 
+    ends_with_done: bool
+    """Whether a stream ends with `data: [DONE]`."""
+
     def take(self, index: int, output: RequestOutput) -> Piece:
         """What one output adds to choice `index`; call it once an output, in order."""
 
-    def chunks(self, piece: Piece) -> Iterable[ResponseModel]:
-        """The stream chunks of a piece; none when there is nothing to tell yet."""
+    def opening(self, usage: Usage) -> Iterable[ResponseModel]:
+        """What a stream sends before the first piece."""
 
-    def usage_chunk(self, usage: Usage) -> ResponseModel | None:
-        """The stream's last chunk, if the client asked for it."""
+    def chunks(self, piece: Piece, usage: Usage) -> Iterable[ResponseModel]:
+        """The stream chunks of a piece; none when there is nothing to tell yet.
+
+        `usage` counts the tokens so far.
+        """
+
+    def closing(self, usage: Usage) -> Iterable[ResponseModel]:
+        """What a stream sends behind the last piece."""
 
     def response(self, pieces: Sequence[Piece], usage: Usage) -> ResponseModel:
         """The whole response, from all the pieces in order."""
-
-
-def api_usage(usage: Usage) -> CompletionUsage:
-    return CompletionUsage(
-        prompt_tokens=usage.prompt_tokens,
-        completion_tokens=usage.completion_tokens,
-        total_tokens=usage.prompt_tokens + usage.completion_tokens,
-        prompt_tokens_details=PromptTokensDetails(cached_tokens=usage.cached_tokens),
-    )

@@ -14,13 +14,13 @@ from server.disconnect import run_until_disconnect
 from server.generation import Generation, PreparedPrompt
 from server.json_route import JsonRoute
 from server.render.chat import ChatRenderer
-from server.sampling import check_logprobs, include_usage, num_choices, sampling_params
+from server.sampling import check_logprobs, num_choices, sampling_params, usage_report
 from server.schemas.chat import ChatCompletion, ChatRequest
 from server.schemas.common import ErrorBody
+from server.speculation import prediction_text, speculation_params
 from server.unsupported import (
     UNSUPPORTED_CHAT,
     UNSUPPORTED_MESSAGE,
-    UNSUPPORTED_STREAM_OPTIONS,
     refuse_unsupported,
 )
 
@@ -43,14 +43,14 @@ async def _complete_chat(body: ChatRequest, context: ServerContext) -> Response:
     context.require_model(body.model)
     _check(body, context)
     n = num_choices(body, context.config.limits)
-    with_usage = include_usage(body)
+    usage = usage_report(body)
     prompt = await _prepare(body, context)
     response_id = f"chatcmpl-{uuid.uuid4().hex}"
     renderer = ChatRenderer(
         context.response_head(response_id),
         num_choices=n,
         with_logprobs=bool(body.logprobs),
-        include_usage=with_usage,
+        usage=usage,
     )
     try:
         generation = Generation.submit(
@@ -63,10 +63,6 @@ async def _complete_chat(body: ChatRequest, context: ServerContext) -> Response:
 
 def _check(body: ChatRequest, context: ServerContext) -> None:
     refuse_unsupported(body.model_extra, UNSUPPORTED_CHAT)
-    if body.stream_options is not None:
-        refuse_unsupported(
-            body.stream_options.model_extra, UNSUPPORTED_STREAM_OPTIONS, prefix="stream_options."
-        )
     for number, message in enumerate(body.messages):
         refuse_unsupported(message.model_extra, UNSUPPORTED_MESSAGE, prefix=f"messages.{number}.")
     if body.top_logprobs is not None:
@@ -98,7 +94,14 @@ async def _prepare(body: ChatRequest, context: ServerContext) -> PreparedPrompt:
         max_tokens=max_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
     )
-    return PreparedPrompt(token_ids, ChatPrompt(messages), params)
+    engine = context.engine
+    return PreparedPrompt(
+        token_ids,
+        ChatPrompt(messages),
+        params,
+        speculation=speculation_params(body, engine.drafters),
+        prediction=prediction_text(body, engine.limits.max_context),
+    )
 
 
 def _in_chat_terms(error: RequestError, body: ChatRequest) -> RequestError:

@@ -15,12 +15,12 @@ from server.disconnect import run_until_disconnect
 from server.generation import Generation, PreparedPrompt
 from server.json_route import JsonRoute
 from server.render.completions import CompletionRenderer, EchoedPrompt
-from server.sampling import check_logprobs, include_usage, num_choices, sampling_params
+from server.sampling import check_logprobs, num_choices, sampling_params, usage_report
 from server.schemas.common import ErrorBody
 from server.schemas.completions import Completion, CompletionRequest
+from server.speculation import prediction_text, speculation_params
 from server.unsupported import (
     UNSUPPORTED_COMPLETION,
-    UNSUPPORTED_STREAM_OPTIONS,
     refuse_unsupported,
 )
 
@@ -44,14 +44,14 @@ async def _complete(body: CompletionRequest, context: ServerContext) -> Response
     context.require_model(body.model)
     _check(body, context)
     n = num_choices(body, context.config.limits)
-    with_usage = include_usage(body)
+    usage = usage_report(body)
     prompts = [await _prepare(prompt, body, context) for prompt in _prompts(body, context)]
     response_id = f"cmpl-{uuid.uuid4().hex}"
     renderer = CompletionRenderer(
         context.response_head(response_id),
         echoes=[_echo(prompt, body, context) for prompt in prompts for _ in range(n)],
         with_logprobs=body.logprobs is not None,
-        include_usage=with_usage,
+        usage=usage,
         special_token_ids=context.engine.tokenizer.special_ids,
         shows_special_tokens=body.skip_special_tokens is False,
     )
@@ -61,10 +61,6 @@ async def _complete(body: CompletionRequest, context: ServerContext) -> Response
 
 def _check(body: CompletionRequest, context: ServerContext) -> None:
     refuse_unsupported(body.model_extra, UNSUPPORTED_COMPLETION)
-    if body.stream_options is not None:
-        refuse_unsupported(
-            body.stream_options.model_extra, UNSUPPORTED_STREAM_OPTIONS, prefix="stream_options."
-        )
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise RequestError(
             "'best_of' is not supported by this server unless it equals 'n'.",
@@ -117,7 +113,13 @@ async def _prepare(
         logprobs=body.logprobs,
         prompt_logprobs=body.logprobs if body.echo else None,
     )
-    return PreparedPrompt(tuple(token_ids), TextPrompt(text), params)
+    return PreparedPrompt(
+        tuple(token_ids),
+        TextPrompt(text),
+        params,
+        speculation=speculation_params(body, engine.drafters),
+        prediction=prediction_text(body, engine.limits.max_context),
+    )
 
 
 def _echo(

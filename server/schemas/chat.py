@@ -2,40 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Discriminator, FailFast, Field, Tag
-from typing_extensions import TypeAliasType
+from pydantic import FailFast, Field
 
 from server.schemas.common import CompletionUsage, RequestModel, ResponseModel
+from server.schemas.content import TextContent
 from server.schemas.sampling import SamplingFields
-
-
-class TextPart(RequestModel):
-    type: Literal["text"]
-    text: str
-
-
-TextParts = TypeAliasType("TextParts", Annotated[list[TextPart], FailFast(), Field(min_length=1)])
-
-
-def _content_kind(value: Any) -> str | None:
-    return "<text>" if isinstance(value, str) else "<parts>" if isinstance(value, list) else None
-
-
-Content = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[TextParts, Tag("<parts>")],
-    Discriminator(
-        _content_kind,
-        custom_error_type="content_type",
-        custom_error_message="Input should be a string or a list of text parts",
-    ),
-]
 
 
 class ChatMessage(RequestModel):
     role: Literal["system", "developer", "user", "assistant"]
-    content: Content
+    content: TextContent
 
     @property
     def text(self) -> str:

@@ -9,6 +9,7 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import TypeAliasType
 
 from server.schemas.common import RequestModel, StreamOptions
+from server.schemas.speculation import AcceptanceOptions, Prediction, SpeculationOptions
 
 MAX_LOGIT_BIAS = 100.0
 
@@ -89,6 +90,9 @@ class SamplingFields(RequestModel):
     min_tokens: int | None = Field(None, ge=0)
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
+    prediction: Prediction | None = None
+    speculation: SpeculationOptions | None = None
+    acceptance: AcceptanceOptions | None = None
     user: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None

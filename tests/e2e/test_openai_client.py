@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,29 +12,13 @@ import openai
 import pytest
 from transformers import AutoTokenizer
 
-from tests.e2e.served import Served, served
+from tests.e2e.served import Served
 
 PROMPT = "the cat eats green apples. a naïve robot"
 MESSAGES: Any = [
     {"role": "system", "content": "the old man sells 12 boxes."},
     {"role": "user", "content": "the cat eats"},
 ]
-
-
-@pytest.fixture(scope="module")
-def server(tiny_model_dir: Path, tiny_draft_dir: Path) -> Iterator[Served]:
-    flags = ["--model", str(tiny_model_dir), "--draft", str(tiny_draft_dir)]
-    flags += ["--served-name", "tiny", "--kv.memory-mib", "16", "--kv.draft-memory-mib", "16"]
-    with served(*flags, "--threads", "1", "--log-level", "debug") as server:
-        assert httpx.get(f"{server.url}/health", timeout=60).status_code == 503
-        server.wait_until_ready()
-        yield server
-
-
-@pytest.fixture
-def client(server: Served) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
-        yield client
 
 
 def test_models(client: openai.OpenAI) -> None:

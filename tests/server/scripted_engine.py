@@ -5,22 +5,32 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from engine.admission import ModelLimits
 from engine.async_engine import EngineState, ModelCard, OutputStream
 from engine.metrics import EngineMetrics
 from engine.request import (
+    NO_ADVICE,
+    DraftUsage,
     EngineDeadError,
     FinishReason,
     GenerationRequest,
     QueueFullError,
     RequestError,
     RequestOutput,
+    SamplingDefaults,
     TokenLogprob,
     Usage,
 )
 
 BOS, EOS = 256, 257
+NO_DETAILS = {
+    "reasoning_tokens": 0,
+    "accepted_prediction_tokens": 0,
+    "rejected_prediction_tokens": 0,
+}
+"""`completion_tokens_details` of a request without reasoning and prediction."""
 
 
 class ByteTokenizer:
@@ -99,6 +109,10 @@ class ScriptedEngine:
     submitted: list[GenerationRequest] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     figures: EngineMetrics = field(default_factory=EngineMetrics)
+    drafters: tuple[str, ...] = ("predicted", "ngram")
+    drafts: tuple[DraftUsage, ...] = ()
+    """What every output's usage tells about drafts."""
+    sampling_defaults: SamplingDefaults = NO_ADVICE
 
     def __post_init__(self) -> None:
         self.playing: dict[str, asyncio.Task[None]] = {}
@@ -121,6 +135,10 @@ class ScriptedEngine:
     def metrics(self) -> EngineMetrics:
         self._require_ready()
         return self.figures
+
+    def speculation(self) -> dict[str, Any]:
+        self._require_ready()
+        return {"drafters": list(self.drafters), "policy": "fixed", "draft_length": 5}
 
     async def start(self) -> None:
         if self.load_error is not None:
@@ -191,7 +209,14 @@ class ScriptedEngine:
                 request_id=request.request_id,
                 text=step.text,
                 token_ids=tuple(positions),
-                usage=Usage(len(request.prompt_token_ids), num_tokens, cached_tokens=1),
+                usage=Usage(
+                    len(request.prompt_token_ids),
+                    num_tokens,
+                    cached_tokens=1,
+                    target_passes=number + 1,
+                    drafts=self.drafts,
+                    prediction_tokens=len((request.prediction or "").encode()),
+                ),
                 logprobs=()
                 if params.logprobs is None
                 else tuple(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.request import ChatPrompt, FinishReason
-from tests.server.scripted_engine import Step
+from tests.server.scripted_engine import NO_DETAILS, Step
 
 USER = {"role": "user", "content": "Say hello"}
 
@@ -31,6 +31,7 @@ async def test_whole_response(client, engine):
         "completion_tokens": 3,
         "total_tokens": 18,
         "prompt_tokens_details": {"cached_tokens": 1},
+        "completion_tokens_details": NO_DETAILS,
     }
     assert engine.submitted[0].source == ChatPrompt((USER,))
     assert engine.num_requests == 0
@@ -177,7 +178,6 @@ async def test_fields_that_ask_for_nothing_are_no_obstacle(client):
         response_format={"type": "text"},
         modalities=["text"],
         audio=None,
-        prediction=None,
         parallel_tool_calls=True,
         store=False,
         metadata={"a": "b"},

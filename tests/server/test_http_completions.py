@@ -7,7 +7,7 @@ import math
 import pytest
 
 from engine.request import SEED_MASK, FinishReason, TextPrompt
-from tests.server.scripted_engine import BOS, EOS, Step, words
+from tests.server.scripted_engine import BOS, EOS, NO_DETAILS, Step, words
 
 
 async def test_whole_response(client, engine):
@@ -32,6 +32,7 @@ async def test_whole_response(client, engine):
         "completion_tokens": 3,
         "total_tokens": 12,
         "prompt_tokens_details": {"cached_tokens": 1},
+        "completion_tokens_details": NO_DETAILS,
     }
     assert engine.submitted[0].request_id == f"{body['id']}-0"
     assert engine.submitted[0].source == TextPrompt("Say hello")
@@ -216,6 +217,7 @@ async def test_usage_chunk(client):
         "completion_tokens": 6,
         "total_tokens": 15,
         "prompt_tokens_details": {"cached_tokens": 1},
+        "completion_tokens_details": NO_DETAILS,
     }
 
 

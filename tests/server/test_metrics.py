@@ -28,6 +28,7 @@ def engine():
     figures.finished.update({"stop": 5, "abort": 2})
     figures.preemptions, figures.prefix_queries, figures.prefix_hits = 6, 700, 80
     figures.prompt_tokens, figures.generated_tokens, figures.target_passes = 900, 1000, 110
+    figures.lossy_accepted_tokens = 13
     figures.ttft.observe(0.03)
     figures.ttft.observe(0.5, times=2)
     figures.ttft.observe(9999)
@@ -122,6 +123,7 @@ async def test_own_figures(client):
     samples = await scrape(client)
     assert value(samples, "slipstream_engine_ready") == 1
     assert value(samples, "slipstream_target_passes_total") == 110
+    assert value(samples, "slipstream_spec_decode_num_lossy_accepted_tokens_total") == 13
     assert value(samples, "slipstream_step_duration_seconds_count") == 1
     assert value(samples, "process_start_time_seconds") > 0
 

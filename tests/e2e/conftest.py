@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from tests.e2e.served import Served, served
+
+
+@pytest.fixture(scope="package")
+def server(tiny_model_dir: Path, tiny_draft_dir: Path) -> Iterator[Served]:
+    flags = ["--model", str(tiny_model_dir), "--draft", str(tiny_draft_dir)]
+    flags += ["--served-name", "tiny", "--kv.memory-mib", "16", "--kv.draft-memory-mib", "16"]
+    with served(*flags, "--threads", "1", "--log-level", "debug") as server:
+        assert httpx.get(f"{server.url}/health", timeout=60).status_code == 503
+        server.wait_until_ready()
+        yield server
+
+
+@pytest.fixture
+def client(server: Served) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
