@@ -46,7 +46,7 @@ class MockRunner:
             if (self._positions[slots] != context).any():
                 raise AssertionError("the cache does not hold the context that is attended to")
             rows.append(self._logits(self._tokens[slots]))
-        return torch.tensor(np.array(rows, np.float32).reshape(len(rows), VOCAB_SIZE))
+        return torch.tensor(np.array(rows, np.float32).reshape(len(rows), self.info.vocab_size))
 
     def _logits(self, context: np.ndarray) -> np.ndarray:
         weights = np.arange(1, len(context) + 1) * 2654435761 + self._salt
