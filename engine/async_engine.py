@@ -209,6 +209,14 @@ class AsyncEngine:
             tokenizer.encode, text, add_special_tokens=add_special_tokens
         )
 
+    async def encode_infill(self, prefix: str, suffix: str) -> list[int]:
+        """Token ids of a prompt for the text between two texts.
+
+        Raises:
+            RequestError: the model has no infill tokens.
+        """
+        return await asyncio.to_thread(self.tokenizer.encode_infill, prefix, suffix)
+
     async def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Token ids of a conversation under the model's chat template, ready for the answer.
 

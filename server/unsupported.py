@@ -24,7 +24,6 @@ UNSUPPORTED_ANYWHERE: Mapping[str, NoOps] = {
     "logits_processors": ([],),
     "prompt_logprobs": (),
     "response_format": ({"type": "text"},),
-    "return_token_ids": (False,),
     "structured_outputs": (),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
@@ -33,7 +32,6 @@ UNSUPPORTED_ANYWHERE: Mapping[str, NoOps] = {
 UNSUPPORTED_COMPLETION: Mapping[str, NoOps] = {
     **UNSUPPORTED_ANYWHERE,
     "prompt_embeds": (),
-    "suffix": ("",),
 }
 
 UNSUPPORTED_CHAT: Mapping[str, NoOps] = {

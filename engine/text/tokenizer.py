@@ -13,6 +13,7 @@ from transformers import AutoTokenizer
 
 from engine.request import RequestError
 from engine.text.generation_config import read_generation_config
+from engine.text.infill import InfillTokens
 from engine.text.vocabulary import UnsupportedTokenizerError, token_pieces
 
 _PROBE = "Hello, world! 12 x\n"
@@ -48,8 +49,10 @@ class TextTokenizer:
         self.pieces: list[bytes] = token_pieces(serialised)
         added = tokenizer.added_tokens_decoder
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
+        special = {str(token.content): i for i, token in added.items() if token.special}
+        self._infill = InfillTokens.find(special)
         self._adds_leading_space = self._detect_leading_space()
-        contents = sorted((str(added[i].content) for i in self.special_ids), key=len, reverse=True)
+        contents = sorted(special, key=len, reverse=True)
         self._control_text = re.compile("|".join(map(re.escape, contents))) if contents else None
         self.end_of_text_id: int | None = tokenizer.eos_token_id
         self.end_of_turn_id = self._find_end_of_turn()
@@ -124,6 +127,21 @@ class TextTokenizer:
             elif part:
                 ids += self.encode(part, add_special_tokens=False)
         return ids
+
+    def encode_infill(self, prefix: str, suffix: str) -> list[int]:
+        """Token ids of a prompt that asks for the text between two texts.
+
+        Raises:
+            RequestError: the model has no infill tokens.
+        """
+        if self._infill is None:
+            raise RequestError(
+                "The model has no infill tokens, so it can't serve 'suffix'.",
+                param="suffix",
+                code="unsupported_parameter",
+            )
+        start = self.encode("")
+        return start + self._infill.prompt(self.encode_plain(prefix), self.encode_plain(suffix))
 
     def bytes_of(self, ids: Iterable[int]) -> bytes:
         """The bytes of a token sequence, control tokens included."""

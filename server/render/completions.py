@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from engine.request import RequestOutput, TokenLogprob, Usage
+from server.render.best_of import BestOf
 from server.render.renderer import ResponseHead
 from server.render.tokens import api_finish_reason, json_logprob, num_characters, token_text
 from server.render.usage import UsageReport
@@ -30,11 +31,16 @@ class CompletionPiece:
     logprobs: CompletionLogprobs | None
     finish_reason: Literal["stop", "length"] | None
     stop_reason: str | int | None
+    prompt_token_ids: tuple[int, ...] | None
+    """On a choice's first piece, when asked for."""
+    token_ids: tuple[int, ...] | None
+    """When asked for."""
 
 
 @dataclass(slots=True)
 class _ChoiceState:
     echo: EchoedPrompt | None
+    prompt_token_ids: tuple[int, ...] | None
     text_offset: int = 0
     """Where the next token begins in the choice's text."""
 
@@ -49,6 +55,8 @@ class CompletionRenderer:
         head: ResponseHead,
         *,
         echoes: Sequence[EchoedPrompt | None],
+        prompt_token_ids: Sequence[tuple[int, ...]] | None,
+        best_of: BestOf | None,
         with_logprobs: bool,
         usage: UsageReport,
         special_token_ids: frozenset[int],
@@ -57,18 +65,26 @@ class CompletionRenderer:
         """
         Args:
             echoes: one entry a choice; None: the prompt is not repeated.
+            prompt_token_ids: one entry a choice; None: no token ids are told.
+            best_of: chooses among what is generated; only for whole responses.
             shows_special_tokens: whether special tokens of the output are part of its text.
         """
         self._head = head
-        self._states = [_ChoiceState(echo) for echo in echoes]
+        self._with_token_ids = prompt_token_ids is not None
+        told: Sequence[tuple[int, ...] | None] = prompt_token_ids or [None] * len(echoes)
+        self._states = [_ChoiceState(echo, ids) for echo, ids in zip(echoes, told, strict=True)]
+        self._best_of = best_of
         self._with_logprobs = with_logprobs
         self._usage = usage
         self._special_token_ids = special_token_ids
         self._shows_special_tokens = shows_special_tokens
 
     def take(self, index: int, output: RequestOutput) -> CompletionPiece:
+        if self._best_of is not None:
+            self._best_of.note(index, output)
         state = self._states[index]
         echo, state.echo = state.echo, None
+        prompt_token_ids, state.prompt_token_ids = state.prompt_token_ids, None
         logprobs = self._logprobs(state, echo, output) if self._with_logprobs else None
         return CompletionPiece(
             index=index,
@@ -76,13 +92,16 @@ class CompletionRenderer:
             logprobs=logprobs,
             finish_reason=api_finish_reason(output),
             stop_reason=output.stop_reason,
+            prompt_token_ids=prompt_token_ids,
+            token_ids=output.token_ids if self._with_token_ids else None,
         )
 
     def opening(self, usage: Usage) -> Iterable[Completion]:
         return ()
 
     def chunks(self, piece: CompletionPiece, usage: Usage) -> Iterable[Completion]:
-        if piece.text or piece.finish_reason or (piece.logprobs and piece.logprobs.tokens):
+        has_tokens = piece.token_ids or (piece.logprobs and piece.logprobs.tokens)
+        if piece.text or piece.finish_reason or has_tokens:
             yield self._body([_choice(piece)], self._usage.chunk_fields(usage))
 
     def closing(self, usage: Usage) -> Iterable[Completion]:
@@ -94,6 +113,8 @@ class CompletionRenderer:
         for piece in pieces:
             by_choice[piece.index].append(piece)
         choices = [_choice(_join(parts)) for parts in by_choice]
+        if self._best_of is not None:
+            choices = self._best_of.choices(choices)
         return self._body(choices, {"usage": self._usage.body(usage)})
 
     def _body(self, choices: list[CompletionChoice], usage: dict[str, Any]) -> Completion:
@@ -172,15 +193,25 @@ def _join(pieces: Sequence[CompletionPiece]) -> CompletionPiece:
         logprobs=logprobs if parts else None,
         finish_reason=last.finish_reason,
         stop_reason=last.stop_reason,
+        prompt_token_ids=pieces[0].prompt_token_ids,
+        token_ids=None
+        if last.token_ids is None
+        else tuple(token_id for piece in pieces for token_id in piece.token_ids or ()),
     )
 
 
 def _choice(piece: CompletionPiece) -> CompletionChoice:
-    stop_reason = {"stop_reason": piece.stop_reason} if piece.finish_reason else {}
+    optional: dict[str, Any] = {}
+    if piece.finish_reason:
+        optional["stop_reason"] = piece.stop_reason
+    if piece.prompt_token_ids is not None:
+        optional["prompt_token_ids"] = list(piece.prompt_token_ids)
+    if piece.token_ids is not None:
+        optional["token_ids"] = list(piece.token_ids)
     return CompletionChoice(
         index=piece.index,
         text=piece.text,
         logprobs=piece.logprobs,
         finish_reason=piece.finish_reason,
-        **stop_reason,
+        **optional,
     )

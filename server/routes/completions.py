@@ -8,12 +8,14 @@ from typing import Any, cast
 
 from fastapi import APIRouter, Request, Response
 
+from engine.async_engine import AsyncEngine
 from engine.request import RequestError, TextPrompt
 from server.answer import answer
 from server.context import Context, ServerContext
 from server.disconnect import run_until_disconnect
 from server.generation import Generation, PreparedPrompt
 from server.json_route import JsonRoute
+from server.render.best_of import BestOf
 from server.render.completions import CompletionRenderer, EchoedPrompt
 from server.sampling import check_logprobs, num_choices, sampling_params, usage_report
 from server.schemas.common import ErrorBody
@@ -44,33 +46,50 @@ async def _complete(body: CompletionRequest, context: ServerContext) -> Response
     context.require_model(body.model)
     _check(body, context)
     n = num_choices(body, context.config.limits)
+    num_candidates = _num_candidates(body, n, context)
     usage = usage_report(body)
     prompts = [await _prepare(prompt, body, context) for prompt in _prompts(body, context)]
     response_id = f"cmpl-{uuid.uuid4().hex}"
+    candidates = [prompt for prompt in prompts for _ in range(num_candidates)]
     renderer = CompletionRenderer(
         context.response_head(response_id),
-        echoes=[_echo(prompt, body, context) for prompt in prompts for _ in range(n)],
+        echoes=[_echo(prompt, body, context) for prompt in candidates],
+        prompt_token_ids=[prompt.token_ids for prompt in candidates]
+        if body.return_token_ids
+        else None,
+        best_of=BestOf(num_candidates=num_candidates, num_choices=n)
+        if num_candidates > n
+        else None,
         with_logprobs=body.logprobs is not None,
         usage=usage,
         special_token_ids=context.engine.tokenizer.special_ids,
         shows_special_tokens=body.skip_special_tokens is False,
     )
-    generation = Generation.submit(context.engine, prompts, num_choices=n, response_id=response_id)
+    generation = Generation.submit(
+        context.engine, prompts, num_choices=num_candidates, response_id=response_id
+    )
     return await answer(generation, renderer, stream=bool(body.stream))
 
 
 def _check(body: CompletionRequest, context: ServerContext) -> None:
     refuse_unsupported(body.model_extra, UNSUPPORTED_COMPLETION)
-    if body.best_of is not None and body.best_of != (body.n or 1):
-        raise RequestError(
-            "'best_of' is not supported by this server unless it equals 'n'.",
-            param="best_of",
-            code="unsupported_parameter",
-        )
     if body.logprobs is not None:
         check_logprobs(body.logprobs, context.config.limits, "logprobs")
     if body.max_tokens == 0 and not body.echo:
         raise RequestError("'max_tokens' may be 0 only with 'echo'.", param="max_tokens")
+
+
+def _num_candidates(body: CompletionRequest, n: int, context: ServerContext) -> int:
+    """Sequences to generate for each prompt, of which the best n are answered."""
+    best_of = n if body.best_of is None else body.best_of
+    limit = context.config.limits.max_choices
+    if not n <= best_of <= limit:
+        raise RequestError(
+            f"'best_of' must lie between 'n' ({n}) and {limit}, not be {best_of}.", param="best_of"
+        )
+    if best_of > n and body.stream:
+        raise RequestError("With 'stream', 'best_of' must equal 'n'.", param="best_of")
+    return best_of
 
 
 def _prompts(body: CompletionRequest, context: ServerContext) -> list[str | list[int]]:
@@ -94,7 +113,9 @@ async def _prepare(
     prompt: str | list[int], body: CompletionRequest, context: ServerContext
 ) -> PreparedPrompt:
     engine = context.engine
-    if isinstance(prompt, str):
+    if body.suffix:
+        text, token_ids = await _infill(prompt, body, engine)
+    elif isinstance(prompt, str):
         text, token_ids = prompt, await engine.encode(prompt)
     else:
         num_known = min(engine.limits.vocab_size, len(engine.tokenizer.pieces))
@@ -106,11 +127,12 @@ async def _prepare(
     max_tokens = body.max_tokens
     if max_tokens is None:
         max_tokens = max(1, min(DEFAULT_MAX_TOKENS, engine.limits.max_context - len(token_ids)))
+    ranks = (body.best_of or 1) > (body.n or 1)
     params = sampling_params(
         body,
         context.sampling_rules,
         max_tokens=max_tokens,
-        logprobs=body.logprobs,
+        logprobs=0 if ranks and body.logprobs is None else body.logprobs,
         prompt_logprobs=body.logprobs if body.echo else None,
     )
     return PreparedPrompt(
@@ -120,6 +142,17 @@ async def _prepare(
         speculation=speculation_params(body, engine.drafters),
         prediction=prediction_text(body, engine.limits.max_context),
     )
+
+
+async def _infill(
+    prompt: str | list[int], body: CompletionRequest, engine: AsyncEngine
+) -> tuple[str, list[int]]:
+    """What a draft model continues, and the prompt's token ids."""
+    if not isinstance(prompt, str):
+        raise RequestError("'suffix' needs a prompt given as text.", param="suffix")
+    if body.echo:
+        raise RequestError("'echo' can't be combined with 'suffix'.", param="echo")
+    return prompt, await engine.encode_infill(prompt, body.suffix or "")
 
 
 def _echo(

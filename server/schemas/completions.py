@@ -47,6 +47,7 @@ class CompletionRequest(SamplingFields):
     logprobs: int | None = Field(None, ge=0)
     echo: bool | None = None
     best_of: int | None = Field(None, ge=1)
+    suffix: str | None = None
 
 
 class CompletionLogprobs(ResponseModel):
@@ -64,6 +65,8 @@ class CompletionChoice(ResponseModel):
     logprobs: CompletionLogprobs | None
     finish_reason: Literal["stop", "length"] | None
     stop_reason: str | int | None = None
+    prompt_token_ids: list[int] | None = None
+    token_ids: list[int] | None = None
 
 
 class Completion(ResponseModel):

@@ -93,6 +93,7 @@ class SamplingFields(RequestModel):
     prediction: Prediction | None = None
     speculation: SpeculationOptions | None = None
     acceptance: AcceptanceOptions | None = None
+    return_token_ids: bool | None = None
     user: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None

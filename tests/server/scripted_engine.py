@@ -112,6 +112,7 @@ class ScriptedEngine:
     drafters: tuple[str, ...] = ("predicted", "ngram")
     drafts: tuple[DraftUsage, ...] = ()
     """What every output's usage tells about drafts."""
+    infills: bool = False
     sampling_defaults: SamplingDefaults = NO_ADVICE
 
     def __post_init__(self) -> None:
@@ -166,6 +167,11 @@ class ScriptedEngine:
         if self.encode_gate is not None:
             await self.encode_gate.wait()
         return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    async def encode_infill(self, prefix: str, suffix: str) -> list[int]:
+        if not self.infills:
+            raise RequestError("The model has no infill tokens.", param="suffix")
+        return [BOS, *prefix.encode(), EOS, *suffix.encode()]
 
     async def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         return self.tokenizer.encode_chat(messages)

@@ -6,7 +6,17 @@ import math
 
 import pytest
 
-from engine.request import SEED_MASK, FinishReason, TextPrompt
+from engine.request import (
+    SEED_MASK,
+    FinishReason,
+    RequestOutput,
+    SamplingDefaults,
+    TextPrompt,
+    TokenLogprob,
+    Usage,
+)
+from server.render.best_of import BestOf
+from server.schemas.completions import CompletionChoice
 from tests.server.scripted_engine import BOS, EOS, NO_DETAILS, Step, words
 
 
@@ -340,3 +350,82 @@ async def test_stop_token_is_named(client, engine):
     engine.script = lambda request: [Step("a", (b"a", b""), FinishReason.STOP, 7)]
     body = (await client.complete(stop_token_ids=[7])).json()
     assert body["choices"][0]["stop_reason"] == 7
+
+
+@pytest.mark.parametrize(("n", "kept"), [(1, ["2", "5"]), (2, ["2", "111", "5", "444"])])
+async def test_best_of_keeps_the_likeliest_by_mean_logprob(client, engine, n, kept):
+    lengths = {0: 4, 1: 3, 2: 1, 3: 4, 4: 3, 5: 1}
+
+    def script(request):
+        number = int(request.request_id.rpartition("-")[2])
+        return words(*[str(number)] * lengths[number])  # each further token is less likely
+
+    engine.script = script
+    body = (await client.complete(prompt=["a", "b"], n=n, best_of=3)).json()
+    assert [choice["text"] for choice in body["choices"]] == kept
+    assert [choice["index"] for choice in body["choices"]] == list(range(len(kept)))
+    assert all(choice["logprobs"] is None for choice in body["choices"])
+    assert body["usage"]["completion_tokens"] == 16
+    assert {request.params.logprobs for request in engine.submitted} == {0}
+
+
+def test_best_of_goes_by_the_mean_and_not_by_the_sum():
+    best = BestOf(num_candidates=2, num_choices=1)
+    for index, logprobs in enumerate([[-2.0], [-1.0, -1.5]]):
+        entries = tuple(TokenLogprob(0, b"", value, ()) for value in logprobs)
+        best.note(index, RequestOutput("", "", (), Usage(1, 1, 0), logprobs=entries))
+    choices = [
+        CompletionChoice(index=i, text=str(i), logprobs=None, finish_reason="stop")
+        for i in range(2)
+    ]
+    assert [(c.index, c.text) for c in best.choices(choices)] == [(0, "1")]
+
+
+async def test_best_of_with_logprobs_and_nothing_generated(client, engine):
+    body = (await client.complete(best_of=2, logprobs=1)).json()
+    assert body["choices"][0]["logprobs"]["tokens"] == ["Hello", " world", "!"]
+    body = (await client.complete(best_of=2, max_tokens=0, echo=True)).json()
+    assert body["choices"][0]["text"] == "Say hello"
+
+
+async def test_infill(client, engine):
+    engine.infills = True
+    body = (await client.complete(prompt=["a", "b"], suffix="z")).json()
+    assert [choice["text"] for choice in body["choices"]] == ["Hello world!"] * 2
+    assert [r.prompt_token_ids for r in engine.submitted] == [
+        (BOS, 97, EOS, 122),
+        (BOS, 98, EOS, 122),
+    ]
+    assert engine.submitted[0].source == TextPrompt("a")
+    assert (await client.complete(suffix="")).status_code == 200
+    assert engine.submitted[-1].prompt_token_ids == tuple(b"Say hello")
+
+
+@pytest.mark.parametrize("n", [1, 2])
+async def test_token_ids(client, engine, n):
+    engine.script = lambda request: [Step("", (b"a",)), *words("ab", "c")]
+    fields = {"prompt": ["xy", "z"], "n": n, "return_token_ids": True}
+    whole = (await client.complete(**fields)).json()["choices"]
+    assert [choice["token_ids"] for choice in whole] == [[0, 1, 2]] * 2 * n
+    assert [choice["prompt_token_ids"] for choice in whole] == [[120, 121]] * n + [[122]] * n
+    chunks = [event["choices"][0] for event in await client.complete_stream(**fields)]
+    for choice in whole:
+        own = [chunk for chunk in chunks if chunk["index"] == choice["index"]]
+        assert [i for chunk in own for i in chunk["token_ids"]] == [0, 1, 2]
+        assert own[0]["prompt_token_ids"] == choice["prompt_token_ids"]
+        assert all("prompt_token_ids" not in chunk for chunk in own[1:])
+    assert "token_ids" not in (await client.complete()).json()["choices"][0]
+
+
+async def test_the_models_advice_fills_in_for_the_client(client, engine):
+    engine.sampling_defaults = SamplingDefaults(
+        temperature=0.7, top_p=0.8, top_k=20, min_p=0.1, repetition_penalty=1.05
+    )
+    await client.complete()
+    params = engine.submitted[-1].params
+    assert (params.temperature, params.top_p, params.top_k) == (0.7, 0.8, 20)
+    assert (params.min_p, params.repetition_penalty) == (0.1, 1.05)
+    await client.complete(temperature=1, top_p=1, top_k=0, min_p=0, repetition_penalty=1)
+    params = engine.submitted[-1].params
+    assert (params.temperature, params.top_p, params.top_k) == (1.0, 1.0, 0)
+    assert (params.min_p, params.repetition_penalty) == (0.0, 1.0)
