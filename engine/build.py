@@ -40,8 +40,10 @@ _TARGET_GPU_SHARE = 0.8
 def build_core(config: Config) -> EngineCore:
     """Load the models and wire the core. Raises what `load_parts` raises."""
     parts = load_parts(config)
+    core = parts.assemble(parts.drafters)
+    core.warm_up()
     _log_summary(parts)
-    return parts.assemble(parts.drafters)
+    return core
 
 
 @dataclass(frozen=True, slots=True)

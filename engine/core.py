@@ -9,6 +9,7 @@ from engine.admission import ModelLimits
 from engine.draft.speculator import Proposal, Speculator
 from engine.metrics import EngineMetrics
 from engine.models.runner import ModelRunner
+from engine.models.warm_up import time_passes
 from engine.plan import Slice, SliceResult
 from engine.request import (
     NO_ADVICE,
@@ -25,6 +26,8 @@ from engine.sequence import TokenSequence
 from engine.text.stream import TextStream
 from engine.text.tokenizer import TextTokenizer
 from engine.verify import Verifier
+
+_WARM_UP_ROWS = (1, 4, 8, 1, 16, 4, 1)
 
 
 @dataclass(slots=True)
@@ -77,6 +80,12 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         return self.scheduler.has_work
+
+    def warm_up(self) -> None:
+        """Make the models' first passes, before any request, and learn what they cost."""
+        for rows, seconds in time_passes(self.target, _WARM_UP_ROWS):
+            self.speculator.observe_step(rows, seconds)
+        self.speculator.warm_up()
 
     def add(self, request: GenerationRequest) -> None:
         """Queue a request that passed `limits.check`."""

@@ -12,8 +12,11 @@ import numpy as np
 from engine.blocks import BlockPool, extend_block_hashes
 from engine.draft.cost import CostModel
 from engine.models.runner import ModelRunner
+from engine.models.warm_up import time_passes
 from engine.plan import Slice, StepPlan
 from engine.sampling.coupling import CoupledChooser
+
+_WARM_UP_ROWS = (1, 1, 1, 4)
 
 
 @dataclass(slots=True)
@@ -81,6 +84,11 @@ class DraftModel:
     @property
     def pool(self) -> BlockPool:
         return self._pool
+
+    def warm_up(self) -> None:
+        """Make a few passes on blocks that nobody holds yet, to learn what passes cost."""
+        for rows, seconds in time_passes(self._runner, _WARM_UP_ROWS):
+            self.cost.observe(rows, seconds)
 
     def start(self, token_ids: Iterable[int]) -> DraftTokens:
         """Take up a request, reusing the blocks of an equal prefix."""

@@ -46,6 +46,14 @@ class Drafter(Protocol):
         """What a pass of the draft model costs; None: drafts cost next to nothing."""
         ...
 
+    def warm_up(self) -> None:
+        """Make a draft model's first passes, before any request; else do nothing."""
+        ...
+
+    def backlog(self, sequence: TokenSequence) -> int:
+        """Tokens a draft model has yet to take over before it can draft; else 0."""
+        ...
+
     def can_draft(self, sequence: TokenSequence) -> bool:
         """Whether asking for this sequence makes sense at all."""
         ...

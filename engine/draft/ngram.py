@@ -64,6 +64,11 @@ class NgramDrafter:
         self._shared = shared
         self._indexes: dict[str, tuple[TokenSequence, SuffixIndex]] = {}
 
+    def warm_up(self) -> None: ...
+
+    def backlog(self, sequence: TokenSequence) -> int:
+        return 0
+
     def can_draft(self, sequence: TokenSequence) -> bool:
         return True
 

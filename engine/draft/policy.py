@@ -16,8 +16,17 @@ Floats = npt.NDArray[np.float64]
 
 _LEAST_GAIN = 0.02
 """Expected extra tokens a step below which a draft is not worth the risk of a wrong estimate."""
+_LEAST_SPEEDUP = 1.03
+"""Over plain decoding; for less, a batch decodes plainly."""
+_CERTAIN_REACH = 10
+"""How far a draft model that stays certain may go, whatever length is best on average."""
+_OVERCONFIDENCE = 1.5
+"""Draft models claim more certainty than the target bears out."""
 _LOYALTY = 1.05
 """How much better another drafter must look before a request changes over."""
+_USUAL_BACKLOG = 8
+_FORESEEABLE_TOKENS = 128
+_TOKENS_A_DRAFT = 3.0
 _ROUNDS = 4
 _PASSES_BEFORE_TRUST = 3
 
@@ -32,6 +41,8 @@ class Option:
     drafter: str
     max_tokens: int
     grade: int = 0
+    backlog: int = 0
+    """Tokens the draft model has yet to take over before it can draft."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +51,8 @@ class Candidate:
 
     request_id: str
     options: tuple[Option, ...]
+    num_left: int
+    """Output tokens the request may still get."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +61,11 @@ class Choice:
 
     drafter: str | None = None
     length: int = 0
+    """Draft tokens at most."""
     least_certainty: float = 0.0
+    """See `DraftWish`."""
+    expected_length: int = 0
+    """What a drafter that stops when uncertain is reckoned to reach."""
 
 
 PLAIN = Choice()
@@ -65,8 +82,9 @@ class Policy(Protocol):
         """
         ...
 
-    def wants_prepared(self, drafter: str) -> bool:
-        """Whether a model drafter should follow prompts already while they are computed."""
+    def wants_prepared(self, candidates: Sequence[Candidate], num_running: int) -> list[bool]:
+        """Whether a model drafter, each candidate's only option, should follow prompts already
+        while they are computed."""
         ...
 
     def observe_step(self, rows: int, seconds: float) -> None:
@@ -93,15 +111,10 @@ class FixedPolicy:
         self._length = length
 
     def choose(self, candidates: Sequence[Candidate], other_rows: int) -> list[Choice]:
-        return [
-            Choice(c.options[0].drafter, min(self._length, c.options[0].max_tokens))
-            if c.options
-            else PLAIN
-            for c in candidates
-        ]
+        return [_to_length(c.options[0], self._length) if c.options else PLAIN for c in candidates]
 
-    def wants_prepared(self, drafter: str) -> bool:
-        return True
+    def wants_prepared(self, candidates: Sequence[Candidate], num_running: int) -> list[bool]:
+        return [True] * len(candidates)
 
     def observe_step(self, rows: int, seconds: float) -> None: ...
 
@@ -113,6 +126,11 @@ class FixedPolicy:
 
     def state(self) -> dict[str, Any]:
         return {"policy": "fixed", "draft_length": self._length}
+
+
+def _to_length(option: Option, length: int) -> Choice:
+    length = min(length, option.max_tokens)
+    return Choice(option.drafter, length, expected_length=length)
 
 
 class GoodputPolicy:
@@ -148,11 +166,15 @@ class GoodputPolicy:
             self._last[candidate.request_id] = choice
         return choices
 
-    def wants_prepared(self, drafter: str) -> bool:
+    def wants_prepared(self, candidates: Sequence[Candidate], num_running: int) -> list[bool]:
         if self._target.num_observed < _PASSES_BEFORE_TRUST:
-            return True
-        probe = Candidate("", (Option(drafter, MAX_POSITIONS),))
-        return self._best([probe], 1)[0].drafter is not None
+            return [True] * len(candidates)
+        rate = num_running / float(self._target.seconds(num_running))
+        sharers = dict.fromkeys(self._costs, num_running)
+        return [
+            self._best_option(candidate, num_running, sharers, rate)[0] != PLAIN
+            for candidate in candidates
+        ]
 
     def observe_step(self, rows: int, seconds: float) -> None:
         self._target.observe(rows, seconds)
@@ -183,7 +205,7 @@ class GoodputPolicy:
             },
             "acceptance": acceptance,
             "choices": {
-                request_id: {"drafter": choice.drafter, "length": choice.length}
+                request_id: {"drafter": choice.drafter, "length": choice.expected_length}
                 for request_id, choice in list(self._last.items())
             },
         }
@@ -195,7 +217,9 @@ class GoodputPolicy:
         for _ in range(_ROUNDS):
             before = list(choices)
             for index, candidate in enumerate(candidates):
-                num_others = sum(c.length for c in choices) - choices[index].length
+                num_others = (
+                    sum(c.expected_length for c in choices) - choices[index].expected_length
+                )
                 sharers = {
                     name: 1 + sum(c.drafter == name for i, c in enumerate(choices) if i != index)
                     for name in self._costs
@@ -206,6 +230,9 @@ class GoodputPolicy:
             rate = self._rate_of(choices, gains, base_rows)
             if choices == before:
                 break
+        plain_rate = len(candidates) / float(self._target.seconds(base_rows))
+        if rate < _LEAST_SPEEDUP * plain_rate:
+            choices, rate = [PLAIN] * len(candidates), plain_rate
         self._rate = rate
         return choices
 
@@ -223,14 +250,25 @@ class GoodputPolicy:
             gain = tracker.expected_accepted(candidate.request_id)[: len(lengths)]
             seconds = self._target.seconds(rows + lengths) - self._target.seconds(rows)
             seconds = seconds + self._draft_seconds(option.drafter, sharers, lengths)
+            seconds = seconds + self._backlog_seconds(option, candidate.num_left)
             value = gain - rate * seconds
             at = int(value.argmax())
             worth = float(value[at]) * (_LOYALTY if option.drafter == last else 1.0)
             if worth > best_value:
-                marginal = float(seconds[at] / lengths[at])
-                best = Choice(option.drafter, at + 1, min(0.9, rate * marginal))
+                best = self._choice(option, at + 1, rate * float(seconds[at] / lengths[at]))
                 best_gain, best_value = float(gain[at]), worth
         return best, best_gain
+
+    def _choice(self, option: Option, length: int, price: float) -> Choice:
+        """A model's draft may go on beyond the expected best length while the model is certain.
+
+        Args:
+            price: of one more draft token, in committed tokens.
+        """
+        if self._costs[option.drafter] is None:
+            return _to_length(option, length)
+        reach = min(option.max_tokens, max(length, _CERTAIN_REACH))
+        return Choice(option.drafter, reach, min(0.9, _OVERCONFIDENCE * price), length)
 
     def _draft_seconds(self, drafter: str, sharers: Mapping[str, int], lengths: Floats) -> Floats:
         """A request's share of the draft passes, which all requests of the drafter make together.
@@ -244,10 +282,18 @@ class GoodputPolicy:
         first, later = cost.seconds(3.0 * num_sharers), cost.seconds(float(num_sharers))
         return np.asarray((first + (lengths - 1) * later) / num_sharers)
 
+    def _backlog_seconds(self, option: Option, num_left: int) -> float:
+        """The price of catching up, spread over the drafts that the request may yet get."""
+        cost = self._costs[option.drafter]
+        if cost is None or option.backlog <= _USUAL_BACKLOG:
+            return 0.0
+        num_drafts = max(1.0, min(num_left, _FORESEEABLE_TOKENS) / _TOKENS_A_DRAFT)
+        return float(cost.seconds(option.backlog)) / num_drafts
+
     def _rate_of(self, choices: Sequence[Choice], gains: Sequence[float], base_rows: int) -> float:
-        seconds = float(self._target.seconds(base_rows + sum(c.length for c in choices)))
+        seconds = float(self._target.seconds(base_rows + sum(c.expected_length for c in choices)))
         for name, cost in self._costs.items():
-            lengths = [c.length for c in choices if c.drafter == name]
+            lengths = [c.expected_length for c in choices if c.drafter == name]
             if lengths and cost is not None:
                 sharers = {name: len(lengths)}
                 longest = np.asarray([float(max(lengths))])

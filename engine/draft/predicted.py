@@ -38,6 +38,11 @@ class PredictedDrafter:
         self._tokenizer = tokenizer
         self._predictions: dict[str, _Prediction] = {}
 
+    def warm_up(self) -> None: ...
+
+    def backlog(self, sequence: TokenSequence) -> int:
+        return 0
+
     def can_draft(self, sequence: TokenSequence) -> bool:
         return bool(sequence.request.prediction)
 

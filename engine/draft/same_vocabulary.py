@@ -69,6 +69,15 @@ class ModelDrafter:
     def cost(self) -> CostModel:
         return self._model.cost
 
+    def warm_up(self) -> None:
+        self._model.warm_up()
+
+    def backlog(self, sequence: TokenSequence) -> int:
+        follower = self._followers.get(sequence.request_id)
+        if follower is None:
+            return sequence.num_tokens
+        return follower.tokens.num_missing + sequence.num_tokens - follower.num_committed
+
     def can_draft(self, sequence: TokenSequence) -> bool:
         return self._model.has_room(sequence.num_tokens + 1)
 

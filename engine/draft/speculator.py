@@ -49,7 +49,7 @@ class Speculator:
         """
         if not self.drafters:
             return {}
-        self._prepare([s for s in running if not s.is_decoding])
+        self._prepare(running)
         decoding = [s for s in running if s.is_decoding and self._limit(s) > 0]
         if not decoding:
             return {}
@@ -86,6 +86,11 @@ class Speculator:
             drafter.forget(request_id)
         self._policy.forget(request_id)
 
+    def warm_up(self) -> None:
+        """Let the draft models make their first passes, so that their costs are known."""
+        for drafter in self.drafters:
+            drafter.warm_up()
+
     def state(self) -> dict[str, Any]:
         """The policy's estimates and choices, JSON types only."""
         return {"drafters": [d.name for d in self.drafters], **self._policy.state()}
@@ -99,14 +104,31 @@ class Speculator:
     def _allows(sequence: TokenSequence, drafter: Drafter) -> bool:
         return sequence.request.speculation.mode in ("auto", drafter.name)
 
-    def _prepare(self, prefilling: Sequence[TokenSequence]) -> None:
-        for drafter in self.drafters:
-            allowed = [s for s in prefilling if self._allows(s, drafter) and drafter.can_draft(s)]
-            if allowed and (drafter.cost is None or self._policy.wants_prepared(drafter.name)):
+    def _prepare(self, running: Sequence[TokenSequence]) -> None:
+        prefilling = [s for s in running if not s.is_decoding]
+        for drafter in self.drafters if prefilling else ():
+            worthwhile = [
+                s for s in prefilling if self._allows(s, drafter) and drafter.can_draft(s)
+            ]
+            if drafter.cost is not None:
+                candidates = [self._model_candidate(s, drafter) for s in worthwhile]
+                wanted = self._policy.wants_prepared(candidates, len(running))
+                worthwhile = [s for s, yes in zip(worthwhile, wanted, strict=True) if yes]
+            if worthwhile:
                 try:
-                    drafter.prepare(allowed)
+                    drafter.prepare(worthwhile)
                 except Exception:
-                    self._note_failure(drafter, allowed)
+                    self._note_failure(drafter, worthwhile)
+
+    def _model_candidate(self, sequence: TokenSequence, drafter: Drafter) -> Candidate:
+        return Candidate(
+            sequence.request_id,
+            (self._model_option(sequence, drafter),),
+            num_left=sequence.num_output_left,
+        )
+
+    def _model_option(self, sequence: TokenSequence, drafter: Drafter) -> Option:
+        return Option(drafter.name, self._limit(sequence), backlog=drafter.backlog(sequence))
 
     def _ask_free(self, drafter: Drafter, decoding: Sequence[TokenSequence]) -> dict[str, Draft]:
         asked = [s for s in decoding if self._allows(s, drafter) and drafter.can_draft(s)]
@@ -153,8 +175,8 @@ class Speculator:
                 if draft.token_ids:
                     options.append(Option(drafter.name, len(draft.token_ids), draft.grade))
             elif self._allows(sequence, drafter) and drafter.can_draft(sequence):
-                options.append(Option(drafter.name, self._limit(sequence)))
-        return Candidate(sequence.request_id, tuple(options))
+                options.append(self._model_option(sequence, drafter))
+        return Candidate(sequence.request_id, tuple(options), sequence.num_output_left)
 
     @staticmethod
     def _proposal(

@@ -58,6 +58,15 @@ class UniversalDrafter:
     def cost(self) -> CostModel:
         return self._model.cost
 
+    def warm_up(self) -> None:
+        self._model.warm_up()
+
+    def backlog(self, sequence: TokenSequence) -> int:
+        follower = self._followers.get(sequence.request_id)
+        if follower is None:
+            return sequence.num_tokens
+        return follower.tokens.num_missing + sequence.num_output - follower.num_followed
+
     def can_draft(self, sequence: TokenSequence) -> bool:
         follower = self._followers.get(sequence.request_id)
         return follower is None or not (follower.lost or self._is_full(follower, 1))
@@ -111,7 +120,7 @@ class UniversalDrafter:
             return self._tokenizer.encode(source.text)
         if self._tokenizer.has_chat_template:
             try:
-                return self._tokenizer.encode_chat(source.messages)
+                return self._tokenizer.encode_chat(source.messages, source.options)
             except RequestError:
                 pass  # a template that wants other roles: the plain conversation below serves
         turns = [f"{message['role']}: {message['content']}\n\n" for message in source.messages]

@@ -46,6 +46,11 @@ class OracleDrafter:
         self._answers = answers
         self._spoil = spoil
 
+    def warm_up(self) -> None: ...
+
+    def backlog(self, sequence: TokenSequence) -> int:
+        return 0
+
     def can_draft(self, sequence: TokenSequence) -> bool:
         return True
 

@@ -1,0 +1,30 @@
+"""A runner's first passes: they fault in the weights and show what a pass costs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from engine.models.runner import ModelRunner
+from engine.plan import Slice, StepPlan
+
+
+def time_passes(runner: ModelRunner, rows: Iterable[int]) -> Iterator[tuple[int, float]]:
+    """Run passes of the given numbers of rows, one request each; yields (rows, seconds).
+
+    Uses the first KV blocks, so nobody may hold them. The very first pass is not reported.
+    """
+    _time_pass(runner, 1)
+    for count in rows:
+        yield count, _time_pass(runner, count)
+
+
+def _time_pass(runner: ModelRunner, rows: int) -> float:
+    blocks = tuple(range(-(-rows // runner.block_size)))
+    piece = Slice("warm-up", 0, np.zeros(rows, np.int32), blocks, first_logit=0)
+    began = time.perf_counter()
+    # Reading a value makes an asynchronous device finish.
+    runner.execute(StepPlan((piece,))).flatten()[0].item()
+    return time.perf_counter() - began
