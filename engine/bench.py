@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +27,8 @@ class BenchPrompt:
 
     category: str
     source: ChatPrompt | TextPrompt
+    prediction: str | None = None
+    """What the client would predict (see OpenAI's Predicted Outputs)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +49,28 @@ class PassFigures:
 
 
 @dataclass(frozen=True, slots=True)
+class Workload:
+    """Prompts and how they are decoded."""
+
+    prompts: Sequence[BenchPrompt]
+    max_tokens: int
+    temperature: float = 0.0
+    concurrency: int = 1
+    """Requests in flight."""
+
+
+@dataclass(slots=True)
 class DecodeFigures:
-    """A suite decoded with one choice of drafters."""
+    """What one choice of drafters did on one category of a workload, or on "all"."""
 
     drafters: str
     category: str
     concurrency: int
-    requests: int
-    tokens: int
-    target_passes: int
-    seconds: float
-    """From the first token on, for one request at a time; else of the whole run."""
+    requests: int = 0
+    tokens: int = 0
+    target_passes: int = 0
+    seconds: float = 0.0
+    """One request at a time: from the first token on; else of the whole run."""
 
     @property
     def tokens_per_pass(self) -> float:
@@ -66,6 +79,12 @@ class DecodeFigures:
     @property
     def tokens_per_s(self) -> float:
         return self.tokens / max(1e-9, self.seconds)
+
+    def add(self, requests: int, tokens: int, target_passes: int, seconds: float) -> None:
+        self.requests += requests
+        self.tokens += tokens
+        self.target_passes += target_passes
+        self.seconds += seconds
 
 
 def measure_passes(name: str, runner: ModelRunner, *, chunk: int, rounds: int = 9) -> PassFigures:
@@ -96,93 +115,96 @@ def measure_passes(name: str, runner: ModelRunner, *, chunk: int, rounds: int = 
 
 
 def measure_decoding(
-    parts: EngineParts,
-    prompts: Sequence[BenchPrompt],
-    *,
-    max_tokens: int,
-    concurrency: int,
-    on_request: Callable[[], None],
-) -> Iterator[list[DecodeFigures]]:
-    """Decode a suite greedily, plain first and then with each drafter and all of them together.
+    parts: EngineParts, workload: Workload, on_request: Callable[[], None]
+) -> list[DecodeFigures]:
+    """Decode a workload plainly, with each drafter and with all of them.
+
+    The choices take turns, prompt by prompt, or batch by batch when several requests are in
+    flight, so that a change of the machine's speed meets them all.
 
     Args:
-        concurrency: requests in flight.
         on_request: called after each finished request.
-
-    Yields:
-        For each choice of drafters its figures by category, and over "all".
     """
-    for label, drafters in drafter_choices(parts):
-        core = parts.assemble(drafters)
-        if concurrency == 1:
-            yield _one_by_one(core, label, prompts, max_tokens, on_request)
-        else:
-            yield [_all_at_once(core, label, prompts, max_tokens, concurrency, on_request)]
+    cores = {
+        # No prefix cache: the cores share the KV memory and overwrite each other's blocks.
+        label: parts.assemble(drafters, prefix_cache=False)
+        for label, drafters in drafter_choices(parts)
+    }
+    for core in cores.values():
+        core.warm_up()
+    figures: dict[tuple[str, str], DecodeFigures] = {}
+    batches = [workload.prompts] if workload.concurrency > 1 else [[p] for p in workload.prompts]
+    for number, batch in enumerate(batches):
+        for label, core in cores.items():
+            requests = [
+                _request(core, number + index, prompt, workload)
+                for index, prompt in enumerate(batch)
+            ]
+            if workload.concurrency > 1:
+                categories, counts = ["all"], _run_together(core, requests, workload, on_request)
+            else:
+                categories, counts = [batch[0].category, "all"], _run_alone(core, requests[0])
+                on_request()
+            for category in categories:
+                entry = figures.setdefault(
+                    (label, category), DecodeFigures(label, category, workload.concurrency)
+                )
+                entry.add(len(batch), *counts)
+    return list(figures.values())
 
 
 def drafter_choices(parts: EngineParts) -> list[tuple[str, tuple[Drafter, ...]]]:
-    """Plain decoding, each drafter alone and, where there are several, all in their order."""
+    """Plain decoding, each drafter alone and, where there are several, all together."""
     choices: list[tuple[str, tuple[Drafter, ...]]] = [("plain", ())]
     choices += [(drafter.name, (drafter,)) for drafter in parts.drafters]
     if len(parts.drafters) > 1:
-        choices.append(("+".join(d.name for d in parts.drafters), parts.drafters))
+        choices.append(("all", parts.drafters))
     return choices
 
 
+def num_requests(parts: EngineParts, workload: Workload) -> int:
+    """Requests that `measure_decoding` makes."""
+    return len(drafter_choices(parts)) * len(workload.prompts)
+
+
 def _request(
-    core: EngineCore, index: int, prompt: BenchPrompt, max_tokens: int
+    core: EngineCore, index: int, prompt: BenchPrompt, workload: Workload
 ) -> GenerationRequest:
     source = prompt.source
     if isinstance(source, ChatPrompt):
         ids = core.tokenizer.encode_chat(source.messages)
     else:
         ids = core.tokenizer.encode(source.text)
-    params = SamplingParams(max_tokens=max_tokens, seed=0, temperature=0.0)
-    return GenerationRequest(f"bench-{index}", tuple(ids), params, source)
+    params = SamplingParams(
+        max_tokens=workload.max_tokens, seed=index, temperature=workload.temperature
+    )
+    return GenerationRequest(
+        f"bench-{index}", tuple(ids), params, source, prediction=prompt.prediction
+    )
 
 
-def _one_by_one(
+def _run_alone(core: EngineCore, request: GenerationRequest) -> tuple[int, int, float]:
+    """Tokens, target passes and seconds behind the first token, which the prefill gives."""
+    core.add(request)
+    num_tokens = 0
+    while core.has_work and not num_tokens:
+        num_tokens = sum(len(output.token_ids) for output in core.step())
+    passes, began, num_tokens = core.metrics.target_passes, time.perf_counter(), 0
+    while core.has_work:
+        num_tokens += sum(len(output.token_ids) for output in core.step())
+    return num_tokens, core.metrics.target_passes - passes, time.perf_counter() - began
+
+
+def _run_together(
     core: EngineCore,
-    label: str,
-    prompts: Sequence[BenchPrompt],
-    max_tokens: int,
+    requests: Sequence[GenerationRequest],
+    workload: Workload,
     on_request: Callable[[], None],
-) -> list[DecodeFigures]:
-    sums: dict[str, list[float]] = defaultdict(lambda: [0, 0, 0, 0.0])
-    for index, prompt in enumerate(prompts):
-        core.add(_request(core, index, prompt, max_tokens))
-        passes_before, first, num_tokens = core.metrics.target_passes, None, 0
-        while core.has_work:
-            num_tokens += sum(len(output.token_ids) for output in core.step())
-            if first is None and num_tokens:
-                first = time.perf_counter()
-                # The first token comes from the prefill; decoding is what is measured.
-                num_tokens, passes_before = 0, core.metrics.target_passes
-        seconds = time.perf_counter() - (first or 0.0)
-        passes = core.metrics.target_passes - passes_before
-        for category in (prompt.category, "all"):
-            for position, value in enumerate((1, num_tokens, passes, seconds)):
-                sums[category][position] += value
-        on_request()
-    return [
-        DecodeFigures(label, category, 1, int(n), int(tokens), int(passes), seconds)
-        for category, (n, tokens, passes, seconds) in sums.items()
-    ]
-
-
-def _all_at_once(
-    core: EngineCore,
-    label: str,
-    prompts: Sequence[BenchPrompt],
-    max_tokens: int,
-    concurrency: int,
-    on_request: Callable[[], None],
-) -> DecodeFigures:
-    waiting = [_request(core, i, prompt, max_tokens) for i, prompt in enumerate(prompts)][::-1]
-    in_flight = num_tokens = 0
-    began = time.perf_counter()
+) -> tuple[int, int, float]:
+    waiting, in_flight, num_tokens = list(reversed(requests)), 0, 0
+    passes, began = core.metrics.target_passes, time.perf_counter()
     while waiting or core.has_work:
-        while waiting and in_flight < concurrency:
+        while waiting and in_flight < workload.concurrency:
             core.add(waiting.pop())
             in_flight += 1
         for output in core.step():
@@ -190,6 +212,4 @@ def _all_at_once(
             if output.finish_reason is not None:
                 in_flight -= 1
                 on_request()
-    seconds = time.perf_counter() - began
-    passes = core.metrics.target_passes
-    return DecodeFigures(label, "all", concurrency, len(prompts), num_tokens, passes, seconds)
+    return num_tokens, core.metrics.target_passes - passes, time.perf_counter() - began

@@ -58,8 +58,23 @@ class EngineParts:
     limits: ModelLimits
     sampling_defaults: SamplingDefaults
 
-    def assemble(self, drafters: Sequence[Drafter]) -> EngineCore:
-        """A core with an empty queue and prefix cache that asks the given drafters."""
+    @property
+    def draft_runners(self) -> dict[str, ModelRunner]:
+        """The draft models' runners by the name of their drafter."""
+        return {
+            drafter.name: drafter.model.runner
+            for drafter in self.drafters
+            if isinstance(drafter, ModelDrafter | UniversalDrafter)
+        }
+
+    def assemble(
+        self, drafters: Sequence[Drafter], *, prefix_cache: bool | None = None
+    ) -> EngineCore:
+        """A core with an empty queue and prefix cache that asks the given drafters.
+
+        Args:
+            prefix_cache: default: as configured.
+        """
         config, target = self.config, self.target
         return EngineCore(
             model_name=self.model_name,
@@ -67,7 +82,9 @@ class EngineParts:
             tokenizer=self.tokenizer,
             scheduler=Scheduler(
                 BlockPool(
-                    target.num_blocks, target.block_size, prefix_cache=config.kv.prefix_cache
+                    target.num_blocks,
+                    target.block_size,
+                    prefix_cache=config.kv.prefix_cache if prefix_cache is None else prefix_cache,
                 ),
                 max_running=config.scheduler.max_running,
                 max_step_tokens=config.scheduler.max_step_tokens,

@@ -7,14 +7,11 @@ import errno
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
 from typing import NoReturn
 
-from pydantic_settings import CliSettingsSource
-
-from engine.config import Config, ConfigError, load_config
+from engine.config import ConfigError
+from server.command import CommandError, Run, Subcommand, add_config_arguments
 from server.logs import configure_logging
 from server.process import exit_on_stop_signals, listen
 
@@ -22,50 +19,11 @@ EXIT_FAILURE = 1
 EXIT_USAGE = 2
 
 
-class CommandError(Exception):
-    """A subcommand can't go on; the message is one readable line."""
-
-
 class _Parser(argparse.ArgumentParser):
     """Reports a usage error in one line."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(EXIT_USAGE, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
-
-
-Run = Callable[[argparse.Namespace], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Subcommand:
-    """One entry of the command line.
-
-    `configure` adds the arguments and returns the function that carries the command out.
-    """
-
-    name: str
-    summary: str
-    configure: Callable[[argparse.ArgumentParser], Run]
-
-
-def add_config_arguments(
-    parser: argparse.ArgumentParser,
-) -> Callable[[argparse.Namespace], Config]:
-    """Add `--config` and a flag for every configuration key; returns the resolver.
-
-    The resolver raises `ConfigError`.
-    """
-    parser.add_argument(
-        "--config",
-        type=Path,
-        metavar="FILE",
-        help="YAML file with configuration keys; environment variables such as "
-        "SLIPSTREAM_KV__BLOCK_SIZE and the flags below take precedence",
-    )
-    source: CliSettingsSource[argparse.ArgumentParser] = CliSettingsSource(
-        Config, root_parser=parser
-    )
-    return lambda arguments: load_config(arguments.config, cli=source(parsed_args=arguments))
 
 
 def _configure_serve(parser: argparse.ArgumentParser) -> Run:
@@ -120,8 +78,15 @@ def _configure_pull(parser: argparse.ArgumentParser) -> Run:
     return run
 
 
+def _configure_bench(parser: argparse.ArgumentParser) -> Run:
+    from server.bench import configure_bench
+
+    return configure_bench(parser, add_config_arguments(parser))
+
+
 SUBCOMMANDS = (
     Subcommand("serve", "serve a model over HTTP with OpenAI's API", _configure_serve),
+    Subcommand("bench", "measure passes, drafters and throughput without HTTP", _configure_bench),
     Subcommand("pull", "fetch a model ahead of its use and print where it is", _configure_pull),
 )
 

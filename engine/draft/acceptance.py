@@ -13,7 +13,6 @@ _ONE_REQUEST_DECAY = 0.92
 _ALL_REQUESTS_FADE = 0.9985
 _ONE_REQUEST_FADE = 0.995
 _PRIOR_WEIGHT = 3.0
-_FIRST_GUESS = 0.75
 _FIRST_GUESS_WEIGHT = 4.0
 
 
@@ -38,7 +37,12 @@ class AcceptanceTracker:
     whether its text is easy, moves it up or down as a whole.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, first_guess: float = 0.75) -> None:
+        """
+        Args:
+            first_guess: conditional acceptance of every position before anything is known.
+        """
+        self._first_guess = first_guess
         self._all = _Positions()
         self._requests: dict[str, tuple[float, float]] = {}
         self.num_drafts = 0
@@ -83,7 +87,7 @@ class AcceptanceTracker:
         """Positions with few observations lean on the one before them."""
         right, reached = self._all.right, self._all.reached
         shape = np.empty(MAX_POSITIONS)
-        before = (_FIRST_GUESS, _FIRST_GUESS_WEIGHT)
+        before = (self._first_guess, _FIRST_GUESS_WEIGHT)
         for position in range(MAX_POSITIONS):
             guess, weight = before
             rate = (right[position] + weight * guess) / (reached[position] + weight)

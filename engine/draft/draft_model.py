@@ -69,7 +69,7 @@ class DraftModel:
 
     def __init__(self, runner: ModelRunner, *, max_context: int, max_step_tokens: int) -> None:
         self.cost = CostModel()
-        self._runner = runner
+        self.runner = runner
         self._pool = BlockPool(runner.num_blocks, runner.block_size)
         self._max_context = min(max_context, runner.num_blocks * runner.block_size)
         self._max_step_tokens = max_step_tokens
@@ -79,7 +79,7 @@ class DraftModel:
     @property
     def vocab_size(self) -> int:
         """Width of the draft model's logits."""
-        return self._runner.info.vocab_size
+        return self.runner.info.vocab_size
 
     @property
     def pool(self) -> BlockPool:
@@ -87,7 +87,7 @@ class DraftModel:
 
     def warm_up(self) -> None:
         """Make a few passes on blocks that nobody holds yet, to learn what passes cost."""
-        for rows, seconds in time_passes(self._runner, _WARM_UP_ROWS):
+        for rows, seconds in time_passes(self.runner, _WARM_UP_ROWS):
             self.cost.observe(rows, seconds)
 
     def start(self, token_ids: Iterable[int]) -> DraftTokens:
@@ -127,7 +127,7 @@ class DraftModel:
                 budget -= count
                 chunks.append((tokens, self._slice(tokens, count, wants_logits=False)))
         if chunks:
-            self._runner.execute(StepPlan(tuple(piece for _, piece in chunks)))
+            self.runner.execute(StepPlan(tuple(piece for _, piece in chunks)))
             for tokens, piece in chunks:
                 self._advance(tokens, piece.end)
 
@@ -161,7 +161,7 @@ class DraftModel:
                 )
             )
             began = time.perf_counter()
-            logits = self._runner.execute(plan)
+            logits = self.runner.execute(plan)
             chosen, confidences = chooser.choose(logits, active, depth)
             self.cost.observe(plan.num_tokens, time.perf_counter() - began)
             for i, token_id, confidence in zip(active, chosen, confidences, strict=True):

@@ -14,7 +14,8 @@ from engine.draft.cost import CostModel
 
 Floats = npt.NDArray[np.float64]
 
-_LEAST_GAIN = 0.02
+_FIRST_GUESS = 0.75
+_LEAST_GAIN = 0.05
 """Expected extra tokens a step below which a draft is not worth the risk of a wrong estimate."""
 _LEAST_SPEEDUP = 1.03
 """Over plain decoding; for less, a batch decodes plainly."""
@@ -303,7 +304,8 @@ class GoodputPolicy:
     def _tracker(self, drafter: str, grade: int) -> AcceptanceTracker:
         tracker = self._trackers.get((drafter, grade))
         if tracker is None:
-            tracker = self._trackers[drafter, grade] = AcceptanceTracker()
+            tracker = AcceptanceTracker(grade / (grade + 2) if grade else _FIRST_GUESS)
+            self._trackers[drafter, grade] = tracker
         return tracker
 
     def _fade(self) -> None:

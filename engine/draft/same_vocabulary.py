@@ -60,17 +60,17 @@ class ModelDrafter:
             VocabularyMismatchError: ids don't mean the same to both models.
         """
         check_same_vocabulary(tokenizer, target_tokenizer)
-        self._model = model
+        self.model = model
         self._stop_ids = target_tokenizer.eos_ids
         self._num_ids = len(target_tokenizer.pieces)
         self._followers: dict[str, _Follower] = {}
 
     @property
     def cost(self) -> CostModel:
-        return self._model.cost
+        return self.model.cost
 
     def warm_up(self) -> None:
-        self._model.warm_up()
+        self.model.warm_up()
 
     def backlog(self, sequence: TokenSequence) -> int:
         follower = self._followers.get(sequence.request_id)
@@ -79,15 +79,15 @@ class ModelDrafter:
         return follower.tokens.num_missing + sequence.num_tokens - follower.num_committed
 
     def can_draft(self, sequence: TokenSequence) -> bool:
-        return self._model.has_room(sequence.num_tokens + 1)
+        return self.model.has_room(sequence.num_tokens + 1)
 
     def prepare(self, sequences: Sequence[TokenSequence]) -> None:
-        self._model.catch_up([self._follow(s).tokens for s in sequences if self.can_draft(s)])
+        self.model.catch_up([self._follow(s).tokens for s in sequences if self.can_draft(s)])
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         followers = [self._follow(request.sequence) for request in requests]
-        self._model.catch_up([f.tokens for f in followers if self._model.exceeds_step(f.tokens)])
-        drafted = self._model.draft(
+        self.model.catch_up([f.tokens for f in followers if self.model.exceeds_step(f.tokens)])
+        drafted = self.model.draft(
             [f.tokens for f in followers],
             [self._wish(r) for r in requests],
             CoupledChooser([r.sequence for r in requests]),
@@ -98,17 +98,17 @@ class ModelDrafter:
     def forget(self, request_id: str) -> None:
         follower = self._followers.pop(request_id, None)
         if follower is not None:
-            self._model.drop(follower.tokens)
+            self.model.drop(follower.tokens)
 
     def _wish(self, request: DraftRequest) -> DraftWish:
-        room = self._model.has_room(request.sequence.num_tokens + request.max_tokens)
+        room = self.model.has_room(request.sequence.num_tokens + request.max_tokens)
         return DraftWish(request.max_tokens if room else 0, request.least_certainty)
 
     def _follow(self, sequence: TokenSequence) -> _Follower:
         follower = self._followers.get(sequence.request_id)
         if follower is None:
             prompt = sequence.token_ids[: sequence.num_prompt]
-            follower = _Follower(self._model.start(prompt), len(prompt))
+            follower = _Follower(self.model.start(prompt), len(prompt))
             self._followers[sequence.request_id] = follower
         follower.tokens.rewrite(
             follower.num_committed, sequence.token_ids[follower.num_committed :]

@@ -48,7 +48,7 @@ class UniversalDrafter:
     def __init__(
         self, model: DraftModel, tokenizer: TextTokenizer, target_tokenizer: TextTokenizer
     ) -> None:
-        self._model = model
+        self.model = model
         self._tokenizer = tokenizer
         self._target_tokenizer = target_tokenizer
         self._noise_ids = _noise_ids(model.vocab_size, tokenizer, target_tokenizer)
@@ -56,10 +56,10 @@ class UniversalDrafter:
 
     @property
     def cost(self) -> CostModel:
-        return self._model.cost
+        return self.model.cost
 
     def warm_up(self) -> None:
-        self._model.warm_up()
+        self.model.warm_up()
 
     def backlog(self, sequence: TokenSequence) -> int:
         follower = self._followers.get(sequence.request_id)
@@ -73,14 +73,14 @@ class UniversalDrafter:
 
     def prepare(self, sequences: Sequence[TokenSequence]) -> None:
         followers = [self._follower(sequence) for sequence in sequences]
-        self._model.catch_up([f.tokens for f in followers if not (f.lost or self._is_full(f, 1))])
+        self.model.catch_up([f.tokens for f in followers if not (f.lost or self._is_full(f, 1))])
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         followers = [self._follower(request.sequence) for request in requests]
         for follower, request in zip(followers, requests, strict=True):
             self._follow(follower, request.sequence)
-        self._model.catch_up([f.tokens for f in followers if self._is_far_behind(f)])
-        drafted = self._model.draft(
+        self.model.catch_up([f.tokens for f in followers if self._is_far_behind(f)])
+        drafted = self.model.draft(
             [f.tokens for f in followers],
             [self._wish(f, r) for f, r in zip(followers, requests, strict=True)],
             CoupledChooser([r.sequence for r in requests], self._noise_ids),
@@ -94,13 +94,13 @@ class UniversalDrafter:
     def forget(self, request_id: str) -> None:
         follower = self._followers.pop(request_id, None)
         if follower is not None:
-            self._model.drop(follower.tokens)
+            self.model.drop(follower.tokens)
 
     def _is_far_behind(self, follower: _Follower) -> bool:
-        return not follower.lost and self._model.exceeds_step(follower.tokens)
+        return not follower.lost and self.model.exceeds_step(follower.tokens)
 
     def _is_full(self, follower: _Follower, num_more: int) -> bool:
-        return not self._model.has_room(len(follower.tokens.token_ids) + num_more)
+        return not self.model.has_room(len(follower.tokens.token_ids) + num_more)
 
     def _wish(self, follower: _Follower, request: DraftRequest) -> DraftWish:
         hopeless = follower.lost or self._is_full(follower, request.max_tokens)
@@ -110,7 +110,7 @@ class UniversalDrafter:
         follower = self._followers.get(sequence.request_id)
         if follower is None:
             prompt_ids = self._prompt_ids(sequence.request.source)
-            follower = _Follower(self._model.start(prompt_ids), len(prompt_ids))
+            follower = _Follower(self.model.start(prompt_ids), len(prompt_ids))
             follower.lost = not prompt_ids
             self._followers[sequence.request_id] = follower
         return follower

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +12,11 @@ import torch
 
 from engine.config import Config, ConfigError
 from engine.models.cpu_runner import CpuRunner
+from engine.models.decoder_spec import decoder_spec
 from engine.models.gguf import hf_folder, torch_folder
+from engine.models.packing import packed_weights
 from engine.models.runner import KvBudget, ModelRunner, UnsupportedModelError
-from engine.models.source import ModelFiles
+from engine.models.source import ModelFiles, resolve
 from engine.models.torch_runner import TorchRunner
 
 logger = logging.getLogger(__name__)
@@ -82,3 +85,19 @@ def load_runner(
 def _read_config(files: ModelFiles) -> dict[str, Any]:
     values: dict[str, Any] = json.loads((hf_folder(files) / "config.json").read_text("utf-8"))
     return values
+
+
+def packed_matrices(config: Config) -> tuple[int, list[tuple[str, Any]]]:
+    """Threads and packed weight matrices (format name, matrix) of the target, natively.
+
+    Raises:
+        UnsupportedModelError: the native decoder can't run the model here; says why.
+    """
+    files = resolve(config.model)
+    model_config = _read_config(files)
+    if (reason := CpuRunner.supports(model_config)) is not None:
+        raise UnsupportedModelError(f"{files.name} can't run natively: {reason}")
+    threads = config.threads or len(os.sched_getaffinity(0))
+    spec = decoder_spec(model_config)
+    weights = packed_weights(files, spec, config.quantization, threads)
+    return threads, weights.native_matrices()
