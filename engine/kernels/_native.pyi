@@ -72,6 +72,7 @@ def linear(
     matrix: PackedMatrix,
     x: Floats,
     out: Floats,
+    precise: bool = False,
 ) -> None: ...
 def time_linear(
     pool: ThreadPool, variant: str, matrices: Sequence[PackedMatrix], x: Floats, passes: int

@@ -20,10 +20,12 @@ VARIANTS = [] if native_available() else load_native().variants()
 ROWS, COLS = 83, 768
 
 
-def apply(variant: str, matrix, x: npt.NDArray[np.float32], threads: int = 1):  # type: ignore[no-untyped-def]
+def apply(  # type: ignore[no-untyped-def]
+    variant: str, matrix, x: npt.NDArray[np.float32], threads: int = 1, precise: bool = False
+):
     native = load_native()
     out = np.full((len(x), matrix.rows), np.nan, np.float32)
-    native.linear(native.ThreadPool(threads), variant, matrix, x, out)
+    native.linear(native.ThreadPool(threads), variant, matrix, x, out, precise)
     return out
 
 
@@ -63,16 +65,32 @@ def test_variants_agree_with_plain(variant: str, quantization: str) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("precise", [False, True])
 @pytest.mark.parametrize("quantization", QUANTIZED)
-def test_a_row_has_the_same_bits_in_any_company(variant: str, quantization: str) -> None:
+def test_a_row_has_the_same_bits_in_any_company(
+    variant: str, precise: bool, quantization: str
+) -> None:
     matrix = packed(quantization, random_blocks(quantization, ROWS, COLS), COLS)
-    x = inputs(40)
-    together = apply(variant, matrix, x)
+    x = inputs(140)
+    together = apply(variant, matrix, x, precise=precise)
     for count in (*range(1, 18), 33):
-        np.testing.assert_array_equal(apply(variant, matrix, x[:count]), together[:count])
-    np.testing.assert_array_equal(apply(variant, matrix, x[39:]), together[39:])
+        alone = apply(variant, matrix, x[:count], precise=precise)
+        np.testing.assert_array_equal(alone, together[:count])
+    last = apply(variant, matrix, x[139:], precise=precise)
+    np.testing.assert_array_equal(last, together[139:])
     for threads in (2, 3):
-        np.testing.assert_array_equal(apply(variant, matrix, x, threads), together)
+        np.testing.assert_array_equal(apply(variant, matrix, x, threads, precise), together)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("quantization", QUANTIZED)
+def test_precise_inputs_leave_a_hundredth_of_the_error(variant: str, quantization: str) -> None:
+    blocks = random_blocks(quantization, ROWS, COLS)
+    matrix = packed(quantization, blocks, COLS)
+    x = inputs(21)
+    exact = x.astype(np.float64) @ dequantized(quantization, blocks).astype(np.float64).T
+    rounding = np.abs(apply(variant, matrix, x) - exact).max()
+    assert np.abs(apply(variant, matrix, x, precise=True) - exact).max() < rounding / 100
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

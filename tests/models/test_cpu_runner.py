@@ -132,10 +132,11 @@ def in_chunks(
     )
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_mixed_steps_equal_transformers(family: str, tmp_path: Path) -> None:
+def test_mixed_steps_equal_transformers(family: str, variant: str, tmp_path: Path) -> None:
     model = save_random_model(FAMILIES[family](), tmp_path)
-    runner = load(tmp_path)
+    runner = load(tmp_path, variant=variant)
     rng = np.random.default_rng(4)
     a, b, c = (rng.integers(0, VOCAB, length) for length in (150, 11, 23))
     blocks = blocks_for(runner, 3)

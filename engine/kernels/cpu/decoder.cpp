@@ -95,13 +95,13 @@ void Decoder::check(const Step& step) const {
   }
 }
 
-void Decoder::reserve(Rows& rows, int count, int cols) {
+void Decoder::reserve(Rows& rows, int count, int cols, bool precise) {
   rows.cols = cols;
   rows.stride = round_up(cols, 16);
   rows.values.ensure<float>(static_cast<size_t>(count * rows.stride));
   // Blocks of 8 groups are the widest a format pads to.
   rows.quantized.groups = static_cast<int>(round_up(ceil_div(cols, kGroup), 8));
-  const size_t groups = static_cast<size_t>(count) * static_cast<size_t>(rows.quantized.groups);
+  const size_t groups = static_cast<size_t>(precise ? 2 * count : count) * static_cast<size_t>(rows.quantized.groups);
   rows.quantized.q = rows.q.ensure<int8_t>(groups * kGroup);
   rows.quantized.scale = rows.scale.ensure<float>(groups);
   rows.quantized.scaled_sum = rows.scaled_sum.ensure<float>(groups);
@@ -111,9 +111,9 @@ void Decoder::reserve(Rows& rows, int count, int cols) {
 void Decoder::prepare(const Step& step) {
   const size_t t = static_cast<size_t>(step.tokens);
   const int q_width = shape_.heads * shape_.head_dim, kv_width = shape_.kv_heads * shape_.head_dim;
-  reserve(normed_, step.tokens, shape_.hidden);
-  reserve(attended_, step.tokens, q_width);
-  reserve(gated_, step.tokens, shape_.intermediate);
+  reserve(normed_, step.tokens, shape_.hidden, true);
+  reserve(attended_, step.tokens, q_width, false);
+  reserve(gated_, step.tokens, shape_.intermediate, false);
   hidden_.ensure<float>(t * static_cast<size_t>(shape_.hidden));
   branch_.ensure<float>(t * static_cast<size_t>(shape_.hidden));
   q_.ensure<float>(t * static_cast<size_t>(q_width));
@@ -175,13 +175,14 @@ void Decoder::embed(const Step& step) {
 }
 
 void Decoder::normalize(const float* x, int64_t stride, int count, const float* weight, Rows& to,
-                        bool quantize) {
-  to.quantized.rows = count;
+                        bool quantize, bool precise) {
+  to.quantized.rows = precise ? 2 * count : count;
   pool_.run(count, std::max(4, count / (pool_.threads() * 2)), [&](int begin, int end, int) {
     for (int r = begin; r < end; ++r) {
       kernels_.rms_norm(x + r * stride, weight, to.cols, shape_.norm_eps, to.row(r));
       if (quantize) {
-        kernels_.quantize_groups(to.row(r), to.cols, r, 0, to.quantized.groups, to.quantized);
+        kernels_.quantize_groups(to.row(r), to.cols, r, precise ? count + r : -1, 0,
+                                 to.quantized.groups, to.quantized);
       }
     }
   });
@@ -201,7 +202,7 @@ void Decoder::project(const Rows& input, int count, std::initializer_list<Output
       const int tiles = o.linear->weight.tiles();
       const int from = std::max(begin - base, 0), to = std::min(end - base, tiles);
       if (from < to) {
-        const LinearOutput out{o.out, o.stride, o.linear->bias, o.accumulate};
+        const LinearOutput out{o.out, o.stride, count, o.linear->bias, o.accumulate};
         kernels_.linear_tiles(o.linear->weight, in, from, to, out);
       }
       base += tiles;
@@ -266,7 +267,7 @@ void Decoder::quantize(Rows& rows, int count) {
     for (int i = begin; i < end; ++i) {
       const int r = i / tasks, first = i % tasks * per_task;
       const int last = std::min(first + per_task, rows.quantized.groups);
-      kernels_.quantize_groups(rows.row(r), rows.cols, r, first, last, rows.quantized);
+      kernels_.quantize_groups(rows.row(r), rows.cols, r, -1, first, last, rows.quantized);
     }
   });
 }
@@ -285,7 +286,7 @@ void Decoder::gate(int count, bool quantize) {
       }
       if (!quantize) continue;
       const int last = std::min((first + kColumnsPerTask) / kGroup, gated_.quantized.groups);
-      kernels_.quantize_groups(gated_.row(r), gated_.cols, r, first / kGroup, last,
+      kernels_.quantize_groups(gated_.row(r), gated_.cols, r, -1, first / kGroup, last,
                                gated_.quantized);
     }
   });
@@ -309,7 +310,7 @@ void Decoder::layer(const Step& step, int index) {
   const int q_width = shape_.heads * shape_.head_dim, kv_width = shape_.kv_heads * shape_.head_dim;
 
   normalize(hidden_.as<float>(), hidden, n, w.attention_norm, normed_,
-            any_quantized({&w.q, &w.k, &w.v}));
+            any_quantized({&w.q, &w.k, &w.v}), true);
   project(normed_, n, {{&w.q, q_.as<float>(), q_width, false},
                        {&w.k, k_.as<float>(), kv_width, false},
                        {&w.v, v_.as<float>(), kv_width, false}});
@@ -321,7 +322,8 @@ void Decoder::layer(const Step& step, int index) {
           {{&w.o, (norm_attention ? branch_ : hidden_).as<float>(), hidden, !norm_attention}});
   if (norm_attention) add_residual(n, w.post_attention_norm);
 
-  normalize(hidden_.as<float>(), hidden, n, w.mlp_norm, normed_, any_quantized({&w.gate, &w.up}));
+  normalize(hidden_.as<float>(), hidden, n, w.mlp_norm, normed_, any_quantized({&w.gate, &w.up}),
+            false);
   project(normed_, n, {{&w.gate, gate_.as<float>(), shape_.intermediate, false},
                        {&w.up, up_.as<float>(), shape_.intermediate, false}});
   gate(n, any_quantized({&w.down}));
@@ -342,7 +344,8 @@ void Decoder::forward(const Step& step, float* logits) {
     const float* row = hidden_.as<float>() + int64_t{step.logit_rows[l]} * shape_.hidden;
     std::copy_n(row, shape_.hidden, wanted + int64_t{l} * shape_.hidden);
   }
-  normalize(wanted, shape_.hidden, step.logits, final_norm_, normed_, any_quantized({&head_}));
+  normalize(wanted, shape_.hidden, step.logits, final_norm_, normed_, any_quantized({&head_}),
+            true);
   project(normed_, step.logits, {{&head_, logits, shape_.vocab, false}});
 }
 

@@ -80,29 +80,39 @@ inline void add_into(const float* x, int n, float* into) {
   }
 }
 
-inline void quantize_groups(const float* x, int cols, int row, int begin, int end,
-                            QuantizedRows& to) {
+// Rounds a group of 32 to signed bytes and turns it into what rounding left.
+inline void quantize_group(Simd::F& low, Simd::F& high, int row, int group, QuantizedRows& to) {
   const int block = row / kRowBlock, r = row % kRowBlock, in_block = to.block_rows(block);
-  const int64_t base = to.block_offset(block);
+  const int64_t base = to.block_offset(block) + int64_t{group} * in_block;
+  const Simd::F magnitude = Simd::max(Simd::max(low, Simd::sub(Simd::zero(), low)),
+                                      Simd::max(high, Simd::sub(Simd::zero(), high)));
+  const float largest = Simd::hmax(magnitude);
+  const float scale = largest / 127.0f;
+  const Simd::F inverse = Simd::set1(scale > 0.0f ? 127.0f / largest : 0.0f);
+  low = Simd::mul(low, inverse);
+  high = Simd::mul(high, inverse);
+  const int64_t at = base + r;
+  const int low_sum = Simd::quantize(low, to.q + at * kGroup);
+  const int high_sum = Simd::quantize(high, to.q + at * kGroup + 16);
+  low = Simd::mul(Simd::sub(low, Simd::round(low)), Simd::set1(scale));
+  high = Simd::mul(Simd::sub(high, Simd::round(high)), Simd::set1(scale));
+  to.scale[at] = scale;
+  to.scaled_sum[at] = scale * static_cast<float>(low_sum + high_sum);
+  int32_t* sums = to.negated_sums + base * kSumKinds + r;
+  sums[0] = -(low_sum + high_sum);
+  sums[in_block] = -low_sum;
+  sums[2 * in_block] = -high_sum;
+}
+
+inline void quantize_groups(const float* x, int cols, int row, int remainder_row, int begin,
+                            int end, QuantizedRows& to) {
   for (int g = begin; g < end; ++g) {
-    const int column = g * kGroup;
-    const int n = cols - column < 0 ? 0 : cols - column;
-    const Simd::F low = Simd::load_n(x + column, n < 16 ? n : 16);
-    const Simd::F high = n > 16 ? Simd::load_n(x + column + 16, lanes_left(n, 16)) : Simd::zero();
-    const Simd::F magnitude = Simd::max(Simd::max(low, Simd::sub(Simd::zero(), low)),
-                                        Simd::max(high, Simd::sub(Simd::zero(), high)));
-    const float largest = Simd::hmax(magnitude);
-    const float scale = largest / 127.0f;
-    const Simd::F inverse = Simd::set1(scale > 0.0f ? 127.0f / largest : 0.0f);
-    const int64_t at = base + int64_t{g} * in_block + r;
-    const int low_sum = Simd::quantize(Simd::mul(low, inverse), to.q + at * kGroup);
-    const int high_sum = Simd::quantize(Simd::mul(high, inverse), to.q + at * kGroup + 16);
-    to.scale[at] = scale;
-    to.scaled_sum[at] = scale * static_cast<float>(low_sum + high_sum);
-    int32_t* sums = to.negated_sums + (base + int64_t{g} * in_block) * kSumKinds + r;
-    sums[0] = -(low_sum + high_sum);
-    sums[in_block] = -low_sum;
-    sums[2 * in_block] = -high_sum;
+    const int n = cols - g * kGroup < 0 ? 0 : cols - g * kGroup;
+    const float* from = x + g * kGroup;
+    Simd::F low = Simd::load_n(from, n < 16 ? n : 16);
+    Simd::F high = n > 16 ? Simd::load_n(from + 16, lanes_left(n, 16)) : Simd::zero();
+    quantize_group(low, high, row, g, to);
+    if (remainder_row >= 0) quantize_group(low, high, remainder_row, g, to);
   }
 }
 

@@ -20,6 +20,9 @@ constexpr int kSumKinds = 3;
 // Rows come in blocks of 16 (the last may have fewer: n). Inside a block everything is group-major:
 // q[g][r][32], scale[g][r], scaled_sum[g][r] = scale * sum(q), and negated sums of q over
 // the whole group and its halves, negated_sums[g][3][r], which undo the offset of unsigned weights.
+//
+// For layers that pass rounding errors on undamped (see Decoder), what rounding left of `precise`
+// rows follows as as many more rows, quantized alike; their products add to those of the first.
 struct QuantizedRows {
   int rows = 0;
   int groups = 0;
@@ -40,12 +43,13 @@ struct LinearInput {
   QuantizedRows quantized;      // for quantized formats
   const float* x = nullptr;     // for unquantized formats: rows of floats, `stride` apart
   int64_t stride = 0;
-  int rows = 0;
+  int rows = 0;                 // of floats, and of output
 };
 
 struct LinearOutput {
   float* out = nullptr;  // row r, column n at out[r * stride + n]
   int64_t stride = 0;
+  int rows = 0;          // an input row beyond these is the remainder of row - rows
   const float* bias = nullptr;
   bool accumulate = false;
 };
@@ -99,8 +103,10 @@ enum class Activation : uint8_t { Silu = 0, GeluTanh = 1 };
 struct Kernels {
   const char* name;
   void (*linear_tiles)(const Matrix&, const LinearInput&, int begin, int end, const LinearOutput&);
-  // Quantizes columns [32 begin, 32 end) of one row; columns past `cols` count as 0.
-  void (*quantize_groups)(const float* x, int cols, int row, int begin, int end, QuantizedRows&);
+  // Quantizes columns [32 begin, 32 end) of one row, and what rounding leaves of them as
+  // `remainder_row` unless that is negative; columns past `cols` count as 0.
+  void (*quantize_groups)(const float* x, int cols, int row, int remainder_row, int begin, int end,
+                          QuantizedRows&);
   void (*rms_norm)(const float* x, const float* weight, int n, float eps, float* out);
   void (*rope)(float* x, const float* cos, const float* sin, int head_dim);
   void (*write_kv)(const KvLayer&, int64_t slot, int head, const float* key, const float* value);

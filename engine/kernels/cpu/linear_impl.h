@@ -146,12 +146,15 @@ SLIPSTREAM_INLINE Simd::F fold_group(Simd::F total, const Simd::Q w[kQuads], con
   }
 }
 
+// Adds a row's tile to the output. The remainders of rounded rows come after all of these.
 inline void finish_row(Simd::F total, int row, int tile, int matrix_rows, const LinearOutput& to) {
+  const bool remainder = row >= to.rows;
+  if (remainder) row -= to.rows;
   const int column = tile * kTileRows;
   const int n = matrix_rows - column < kTileRows ? matrix_rows - column : kTileRows;
   float* out = to.out + row * to.stride + column;
-  if (to.bias != nullptr) total = Simd::add(total, Simd::load_n(to.bias + column, n));
-  if (to.accumulate) total = Simd::add(Simd::load_n(out, n), total);
+  if (to.bias != nullptr && !remainder) total = Simd::add(total, Simd::load_n(to.bias + column, n));
+  if (to.accumulate || remainder) total = Simd::add(Simd::load_n(out, n), total);
   Simd::store_n(out, total, n);
 }
 
@@ -257,9 +260,10 @@ void exact_rows(int count, const Matrix& m, int tile, const LinearInput& in, int
 template <Format F>
 void format_tiles(const Matrix& m, const LinearInput& in, int begin, int end,
                   const LinearOutput& to) {
+  const int all_rows = is_quantized(F) ? in.quantized.rows : in.rows;
   for (int tile = begin; tile < end; ++tile) {
-    for (int row = 0; row < in.rows; row += kRowBlock) {
-      const int rows = in.rows - row < kRowBlock ? in.rows - row : kRowBlock;
+    for (int row = 0; row < all_rows; row += kRowBlock) {
+      const int rows = all_rows - row < kRowBlock ? all_rows - row : kRowBlock;
       for (int first = 0; first < rows; first += Simd::kRows) {
         const int count = rows - first < Simd::kRows ? rows - first : Simd::kRows;
         exact_rows<F, Simd::kRows>(count, m, tile, in, row / kRowBlock, first, to);

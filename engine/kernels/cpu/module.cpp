@@ -104,20 +104,21 @@ void dequantize(const PackedMatrix& packed, int first_row, Output<float, 2> out)
 // Rows quantized as a decoder layer does it, for tests and benchmarks of single layers.
 class QuantizedInput {
  public:
-  QuantizedInput(const Kernels& kernels, const float* x, int rows, int cols) {
+  QuantizedInput(const Kernels& kernels, const float* x, int rows, int cols, bool precise) {
     input_.x = x;
     input_.stride = cols;
     input_.rows = rows;
     QuantizedRows& q = input_.quantized;
-    q.rows = rows;
+    q.rows = precise ? 2 * rows : rows;
     q.groups = static_cast<int>(round_up(ceil_div(cols, kGroup), 8));
-    const size_t groups = static_cast<size_t>(rows) * static_cast<size_t>(q.groups);
+    const size_t groups = static_cast<size_t>(q.rows) * static_cast<size_t>(q.groups);
     q.q = values_.ensure<int8_t>(groups * kGroup);
     q.scale = scale_.ensure<float>(groups);
     q.scaled_sum = scaled_sum_.ensure<float>(groups);
     q.negated_sums = sums_.ensure<int32_t>(groups * kSumKinds);
     for (int r = 0; r < rows; ++r) {
-      kernels.quantize_groups(x + int64_t{r} * cols, cols, r, 0, q.groups, q);
+      kernels.quantize_groups(x + int64_t{r} * cols, cols, r, precise ? rows + r : -1, 0, q.groups,
+                              q);
     }
   }
   const LinearInput& input() const { return input_; }
@@ -134,16 +135,17 @@ void run_linear(ThreadPool& pool, const Kernels& kernels, const Matrix& m, const
   });
 }
 
-// x [T, cols] -> out [T, rows].
+// x [T, cols] -> out [T, rows]; `precise`: with the remainder that rounding x leaves.
 void linear(ThreadPool& pool, const std::string& variant, const PackedMatrix& packed,
-            Input<float, 2> x, Output<float, 2> out) {
+            Input<float, 2> x, Output<float, 2> out, bool precise) {
   const Matrix& m = packed.matrix;
   const Kernels& kernels = select_kernels(variant);
   require(x.shape(1) == static_cast<size_t>(m.cols), "x needs the matrix's columns");
   require(out.shape(0) == x.shape(0) && out.shape(1) == static_cast<size_t>(m.rows),
           "out must be [T, rows]");
-  const QuantizedInput in(kernels, x.data(), static_cast<int>(x.shape(0)), m.cols);
-  const LinearOutput to{out.data(), m.rows, nullptr, false};
+  const int rows = static_cast<int>(x.shape(0));
+  const QuantizedInput in(kernels, x.data(), rows, m.cols, precise);
+  const LinearOutput to{out.data(), m.rows, rows, nullptr, false};
   const nb::gil_scoped_release release;
   const ThreadPool::Region region(pool);
   run_linear(pool, kernels, m, in.input(), to);
@@ -160,10 +162,10 @@ std::vector<double> time_linear(ThreadPool& pool, const std::string& variant,
     require(x.shape(1) == static_cast<size_t>(packed->matrix.cols) && packed->matrix.rows == width,
             "matrices and x must have one shape");
   }
-  const QuantizedInput in(kernels, x.data(), rows, matrices[0]->matrix.cols);
+  const QuantizedInput in(kernels, x.data(), rows, matrices[0]->matrix.cols, false);
   Buffer out;
   const LinearOutput to{out.ensure<float>(static_cast<size_t>(rows) * static_cast<size_t>(width)),
-                        width, nullptr, false};
+                        width, rows, nullptr, false};
   std::vector<double> seconds;
   const nb::gil_scoped_release release;
   const ThreadPool::Region region(pool);
@@ -357,7 +359,7 @@ NB_MODULE(_native, m) {
   m.def("pack_floats", &pack_floats, nb::arg("pool"), nb::arg("type"), nb::arg("source"),
         nb::arg("format"), nb::arg("rows"), nb::arg("cols"), nb::arg("out"));
   m.def("linear", &linear, nb::arg("pool"), nb::arg("variant"), nb::arg("matrix"), nb::arg("x"),
-        nb::arg("out"));
+        nb::arg("out"), nb::arg("precise") = false);
   m.def("time_linear", &time_linear, nb::arg("pool"), nb::arg("variant"), nb::arg("matrices"),
         nb::arg("x"), nb::arg("passes"));
   m.def("read_bytes", &read_bytes, nb::arg("pool"), nb::arg("variant"), nb::arg("data"));

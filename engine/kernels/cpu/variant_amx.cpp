@@ -213,7 +213,7 @@ void amx_tiles(const Matrix& m, const LinearInput& in, int begin, int end, const
 
 void amx_linear_tiles(const Matrix& m, const LinearInput& in, int begin, int end,
                       const LinearOutput& to) {
-  if (in.rows < kAmxMinRows) return linear_tiles(m, in, begin, end, to);
+  if (in.quantized.rows < kAmxMinRows) return linear_tiles(m, in, begin, end, to);
   switch (m.format) {
     case Format::Q4Affine: return amx_tiles<Format::Q4Affine>(m, in, begin, end, to);
     case Format::Q4Symmetric: return amx_tiles<Format::Q4Symmetric>(m, in, begin, end, to);
