@@ -40,7 +40,9 @@ def check_same_vocabulary(draft: TextTokenizer, target: TextTokenizer) -> None:
 @dataclass(slots=True)
 class _Follower:
     tokens: DraftTokens
-    num_committed: int
+    num_committed: int = 0
+    lost: bool = False
+    """An id that only the target has was seen; the request gets no drafts."""
 
 
 class ModelDrafter:
@@ -79,17 +81,20 @@ class ModelDrafter:
         return follower.tokens.num_missing + sequence.num_tokens - follower.num_committed
 
     def can_draft(self, sequence: TokenSequence) -> bool:
-        return self.model.has_room(sequence.num_tokens + 1)
+        follower = self._followers.get(sequence.request_id)
+        lost = follower is not None and follower.lost
+        return not lost and self.model.has_room(sequence.num_tokens + 1)
 
     def prepare(self, sequences: Sequence[TokenSequence]) -> None:
-        self.model.catch_up([self._follow(s).tokens for s in sequences if self.can_draft(s)])
+        followers = [self._follow(s) for s in sequences if self.can_draft(s)]
+        self.model.catch_up([f.tokens for f in followers if not f.lost])
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         followers = [self._follow(request.sequence) for request in requests]
-        self.model.catch_up([f.tokens for f in followers if self.model.exceeds_step(f.tokens)])
+        self.model.catch_up([f.tokens for f in followers if self._is_far_behind(f)])
         drafted = self.model.draft(
             [f.tokens for f in followers],
-            [self._wish(r) for r in requests],
+            [self._wish(f, r) for f, r in zip(followers, requests, strict=True)],
             CoupledChooser([r.sequence for r in requests]),
             self._stop_ids,
         )
@@ -100,19 +105,23 @@ class ModelDrafter:
         if follower is not None:
             self.model.drop(follower.tokens)
 
-    def _wish(self, request: DraftRequest) -> DraftWish:
+    def _is_far_behind(self, follower: _Follower) -> bool:
+        return not follower.lost and self.model.exceeds_step(follower.tokens)
+
+    def _wish(self, follower: _Follower, request: DraftRequest) -> DraftWish:
         room = self.model.has_room(request.sequence.num_tokens + request.max_tokens)
-        return DraftWish(request.max_tokens if room else 0, request.least_certainty)
+        hopeless = follower.lost or not room
+        return DraftWish(0 if hopeless else request.max_tokens, request.least_certainty)
 
     def _follow(self, sequence: TokenSequence) -> _Follower:
         follower = self._followers.get(sequence.request_id)
         if follower is None:
             prompt = sequence.token_ids[: sequence.num_prompt]
-            follower = _Follower(self.model.start(prompt), len(prompt))
+            follower = _Follower(self.model.start(prompt))
             self._followers[sequence.request_id] = follower
-        follower.tokens.rewrite(
-            follower.num_committed, sequence.token_ids[follower.num_committed :]
-        )
+        new = sequence.token_ids[follower.num_committed :]
+        follower.lost = follower.lost or any(i >= self.model.vocab_size for i in new)
+        follower.tokens.rewrite(follower.num_committed, new)
         follower.num_committed = sequence.num_tokens
         return follower
 

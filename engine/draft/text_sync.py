@@ -31,13 +31,15 @@ def split_whole_characters(data: bytes) -> tuple[bytes, bytes]:
 def window_start(token_ids: Sequence[int], tokenizer: TextTokenizer, floor: int) -> int:
     """Index of a token near the end at which re-encoding can begin.
 
-    The window holds no control token, begins with a whole character and not before `floor`.
+    The window holds no control token and no padding id, begins with a whole character and not
+    before `floor`.
     """
     start = len(token_ids)
     for index in range(len(token_ids) - 1, floor - 1, -1):
-        if token_ids[index] in tokenizer.special_ids:
+        token_id = token_ids[index]
+        if token_id in tokenizer.special_ids or token_id >= len(tokenizer.pieces):
             break
-        piece = tokenizer.pieces[token_ids[index]]
+        piece = tokenizer.pieces[token_id]
         begins_character = bool(piece) and not 0x80 <= piece[0] < 0xC0
         if begins_character:
             start = index

@@ -111,7 +111,7 @@ class UniversalDrafter:
         if follower is None:
             prompt_ids = self._prompt_ids(sequence.request.source)
             follower = _Follower(self.model.start(prompt_ids), len(prompt_ids))
-            follower.lost = not prompt_ids
+            follower.lost = not prompt_ids or max(prompt_ids) >= self.model.vocab_size
             self._followers[sequence.request_id] = follower
         return follower
 
@@ -154,10 +154,7 @@ class UniversalDrafter:
         self, follower: _Follower, request: DraftRequest, draft_ids: list[int]
     ) -> tuple[int, ...]:
         """Target tokens for what the draft model wrote; empty where the two don't meet."""
-        ends = bool(draft_ids) and draft_ids[-1] in self._tokenizer.eos_ids
-        text_ids = draft_ids[:-1] if ends else draft_ids
-        if any(i in self._tokenizer.special_ids for i in text_ids):
-            return ()
+        text_ids, ends = self._readable(draft_ids)
         data = self._tokenizer.bytes_of(text_ids)
         if not data.startswith(follower.pending):
             return ()
@@ -167,6 +164,15 @@ class UniversalDrafter:
         if ends and end_id is not None and self._target_tokenizer.bytes_of(ids) == data:
             ids.append(end_id)
         return tuple(ids[: request.max_tokens])
+
+    def _readable(self, draft_ids: list[int]) -> tuple[list[int], bool]:
+        """Leading draft tokens that stand for text, and whether the draft ends behind them."""
+        tokenizer = self._tokenizer
+        for index, token_id in enumerate(draft_ids):
+            ends = token_id in tokenizer.eos_ids
+            if ends or token_id in tokenizer.special_ids or token_id >= len(tokenizer.pieces):
+                return draft_ids[:index], ends
+        return draft_ids, False
 
     def _end_id(self, source: ChatPrompt | TextPrompt) -> int | None:
         target = self._target_tokenizer

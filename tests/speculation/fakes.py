@@ -10,7 +10,7 @@ import torch
 
 from engine.models.runner import ModelInfo
 from engine.plan import StepPlan
-from engine.request import RequestError
+from engine.request import ANSWER_NEXT, ChatOptions, RequestError
 from tests.engine.mock_model import MockRunner
 
 END = b"<end>"
@@ -69,7 +69,9 @@ class FakeTokenizer:
     def encode_continuation(self, text: str) -> list[int] | None:
         return self.encode_plain(text)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, str]], options: ChatOptions = ANSWER_NEXT
+    ) -> list[int]:
         if not self._template:
             raise RequestError("this template refuses the messages", param="messages")
         return self.encode("".join(self._template.format(**message) for message in messages))
@@ -138,6 +140,7 @@ class TextRunner(MockRunner):
         self._tokenizer = tokenizer
         self._alphabet = alphabet.encode()
         self._will = will
+        self._wishes: dict[bytes, np.ndarray] = {}
         size = vocab_size or len(tokenizer.pieces)
         self.info = ModelInfo("Text", 0, size, 4096, "cpu", "float32", 8)
 
@@ -147,13 +150,18 @@ class TextRunner(MockRunner):
         logits = np.random.default_rng(digest).normal(size=self.info.vocab_size)
         pieces = self._tokenizer.pieces
         recent = b"".join(pieces[i] for i in context[-4:] if i < len(pieces))[-2:].rjust(2)
-        wanted = self._continuation(recent, 4)
-        for token_id, piece in enumerate(pieces):
+        if recent not in self._wishes:
+            self._wishes[recent] = self._wish(self._continuation(recent, 4))
+        return logits + self._wishes[recent]
+
+    def _wish(self, wanted: bytes) -> np.ndarray:
+        wish = np.zeros(self.info.vocab_size)
+        for token_id, piece in enumerate(self._tokenizer.pieces):
             if token_id in self._tokenizer.eos_ids:
-                logits[token_id] += self._will if wanted.startswith(b"!") else -self._will
+                wish[token_id] = self._will if wanted.startswith(b"!") else -self._will
             elif piece and wanted.startswith(piece):
-                logits[token_id] += self._will + len(piece)
-        return logits
+                wish[token_id] = self._will + len(piece)
+        return wish
 
     def _continuation(self, recent: bytes, count: int) -> bytes:
         """The text that ought to come; "!" stands for its end."""

@@ -110,7 +110,8 @@ class RandomPolicy(FixedPolicy):
         if not length or not candidate.options:
             return PLAIN
         option = self._rng.choice(candidate.options)
-        return Choice(option.drafter, min(length, option.max_tokens))
+        length = min(length, option.max_tokens)
+        return Choice(option.drafter, length, expected_length=length)
 
 
 @dataclass(frozen=True, slots=True)
