@@ -29,6 +29,12 @@ class ModelLimits:
             )
         if len(prompt) + max(1, params.max_tokens) > self.max_context:
             raise self._context_error(len(prompt), params.max_tokens)
+        if request.grammar is not None and params.ignore_eos:
+            raise RequestError(
+                "ignore_eos can't be combined with structured output, which ends where it is "
+                "complete.",
+                param="ignore_eos",
+            )
         for param, token_ids in (
             ("logit_bias", params.logit_bias),
             ("stop_token_ids", params.stop_token_ids),

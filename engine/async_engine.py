@@ -21,7 +21,9 @@ from engine.request import (
     GenerationRequest,
     QueueFullError,
     RequestOutput,
+    GrammarSpec,
     SamplingDefaults,
+    RequestError,
     Usage,
 )
 
@@ -29,6 +31,7 @@ if TYPE_CHECKING:  # torch and transformers take seconds to import; `load` impor
     from engine.core import EngineCore
     from engine.text.tokenizer import TextTokenizer
 
+    from engine.sampling.grammar_matcher import GrammarMatcher
 logger = logging.getLogger(__name__)
 
 _READ_ATTEMPTS = 20
@@ -99,6 +102,7 @@ class _Add:
     request: GenerationRequest
 
 
+    matcher: GrammarMatcher | None
 @dataclass(frozen=True, slots=True)
 class _Abort:
     request_id: str
@@ -224,10 +228,29 @@ class AsyncEngine:
             RequestError: the template refuses the messages, or the model has no template.
         """
         tokenizer = self.tokenizer
-        return await asyncio.to_thread(tokenizer.encode_chat, messages)
+        return await asyncio.to_thread(tokenizer.encode_chat, messages, options)
+
+    async def compile_grammar(self, spec: GrammarSpec, *, time_limit: float) -> None:
+        """Make a grammar ready, so that a request with it can be submitted at once.
+
+        Args:
+            time_limit: seconds; a compilation that takes longer ends by itself some time later.
+
+        Raises:
+            RequestError: the grammar can't be used, or takes too long.
+        """
+        grammars = self._ready_core().grammars
+        try:
+            async with asyncio.timeout(time_limit):
+                await asyncio.to_thread(grammars.compile, spec)
+        except TimeoutError as error:
+            raise RequestError(
+                f"The output grammar takes longer than {time_limit:g} s to compile; simplify it.",
+                param="grammar",
+            ) from error
 
     def submit(self, request: GenerationRequest) -> OutputStream:
-        """Queue a request.
+        """Queue a request. One with a grammar should have had it compiled before.
 
         Raises:
             RequestError: the loaded model can't serve it.
@@ -241,8 +264,10 @@ class AsyncEngine:
             raise ValueError(f"request id {request.request_id!r} is already in use")
         stream = OutputStream(self, request.request_id)
         self._streams[request.request_id] = stream
-        self._post(_Add(request))
+        self._post(_Add(request, matcher))
         return stream
+        grammar = request.grammar
+        matcher = None if grammar is None else self._ready_core().grammars.matcher(grammar)
 
     def abort(self, request_id: str) -> None:
         """Forget a request; nothing happens when it has ended already."""
@@ -291,7 +316,7 @@ class AsyncEngine:
                 self._inbox.clear()
             for command in commands:
                 if isinstance(command, _Add):
-                    core.add(command.request)
+                    core.add(command.request, command.matcher)
                 else:
                     core.abort(command.request_id)
             outputs = core.step()

@@ -16,6 +16,7 @@ from engine.config import Config, ConfigError, SpeculationConfig
 from engine.core import EngineCore
 from engine.draft.draft_model import DraftModel
 from engine.draft.drafter import Drafter
+from engine.draft.forced import ForcedDrafter
 from engine.draft.ngram import NgramDrafter, SharedTexts
 from engine.draft.policy import FixedPolicy, GoodputPolicy, Policy
 from engine.draft.predicted import PredictedDrafter
@@ -27,6 +28,7 @@ from engine.models.loader import Placement, load_runner
 from engine.models.runner import ModelRunner
 from engine.models.source import resolve
 from engine.request import SamplingDefaults
+from engine.sampling.grammar import Grammars
 from engine.scheduler import Scheduler
 from engine.text.generation_config import read_generation_config
 from engine.text.tokenizer import TextTokenizer
@@ -57,6 +59,7 @@ class EngineParts:
     drafters: tuple[Drafter, ...]
     limits: ModelLimits
     sampling_defaults: SamplingDefaults
+    grammars: Grammars
 
     @property
     def draft_runners(self) -> dict[str, ModelRunner]:
@@ -95,6 +98,7 @@ class EngineParts:
             limits=self.limits,
             clock=time.monotonic,
             sampling_defaults=self.sampling_defaults,
+            grammars=self.grammars,
         )
 
     def _speculator(self, drafters: Sequence[Drafter]) -> Speculator:
@@ -129,14 +133,16 @@ def load_parts(config: Config) -> EngineParts:
         gpu_share=config.kv.gpu_memory_fraction
         * (_TARGET_GPU_SHARE if config.draft or config.model_draft else 1.0),
     )
+    grammars = Grammars(tokenizer, target.info.vocab_size)
     return EngineParts(
         config=config,
         model_name=config.served_name or files.name,
         target=target,
         tokenizer=tokenizer,
-        drafters=tuple(_drafters(config, placement, tokenizer)),
+        drafters=tuple(_drafters(config, placement, tokenizer, grammars)),
         limits=ModelLimits(_max_context(config, target), target.info.vocab_size),
         sampling_defaults=read_generation_config(folder).sampling,
+        grammars=grammars,
     )
 
 
@@ -155,10 +161,13 @@ def _max_context(config: Config, target: ModelRunner) -> int:
     return config.max_context
 
 
-def _drafters(config: Config, placement: Placement, target: TextTokenizer) -> list[Drafter]:
+def _drafters(
+    config: Config, placement: Placement, target: TextTokenizer, grammars: Grammars
+) -> list[Drafter]:
     """The configured drafters, less those whose model is not configured."""
     speculation = config.speculation
     makers: dict[str, Callable[[], Drafter]] = {
+        "grammar": lambda: ForcedDrafter(grammars),
         "predicted": lambda: PredictedDrafter(target),
         "ngram": lambda: _ngram(speculation),
     }

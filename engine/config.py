@@ -20,7 +20,7 @@ from pydantic_settings import (
 
 DeviceName = Literal["auto", "cpu", "cuda"]
 DtypeName = Literal["auto", "float32", "bfloat16"]
-DrafterName = Literal["predicted", "ngram", "model", "universal"]
+DrafterName = Literal["grammar", "predicted", "ngram", "model", "universal"]
 
 
 class ConfigError(ValueError):
@@ -76,7 +76,7 @@ class SpeculationConfig(Section):
     """Draft-then-verify decoding."""
 
     drafters: tuple[DrafterName, ...] = Field(
-        ("predicted", "ngram", "model", "universal"),
+        ("grammar", "predicted", "ngram", "model", "universal"),
         description="drafters in order of preference; 'model' and 'universal' are left out when "
         "model_draft or draft names no model for them",
     )
@@ -117,6 +117,12 @@ class LimitsConfig(Section):
     max_choices: int = Field(16, ge=1, description="choices (`n`) of one request")
     max_logprobs: int = Field(20, ge=0, description="alternatives listed per token")
     max_stops: int = Field(16, ge=1, description="stop strings of one request")
+    max_schema_bytes: int = Field(
+        64 << 10, ge=1, description="JSON schema, regular expression or grammar of one request"
+    )
+    max_schema_seconds: float = Field(
+        5.0, gt=0, description="time its compilation may take; then the request is refused"
+    )
 
 
 class MetricsConfig(Section):

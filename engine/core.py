@@ -21,6 +21,8 @@ from engine.request import (
     TokenLogprob,
     Usage,
 )
+from engine.sampling.grammar import Grammars
+from engine.sampling.grammar_matcher import GrammarMatcher
 from engine.scheduler import Scheduler
 from engine.sequence import TokenSequence
 from engine.text.stream import TextStream
@@ -60,10 +62,12 @@ class EngineCore:
         limits: ModelLimits,
         clock: Callable[[], float],
         sampling_defaults: SamplingDefaults = NO_ADVICE,
+        grammars: Grammars | None = None,
     ) -> None:
         """
         Args:
             clock: monotonic seconds.
+            grammars: the target's, when a drafter uses them too.
         """
         self.model_name = model_name
         self.target = target
@@ -71,10 +75,11 @@ class EngineCore:
         self.scheduler = scheduler
         self.speculator = speculator
         self.limits = limits
+        self.grammars = grammars or Grammars(tokenizer, target.info.vocab_size)
         self.sampling_defaults = sampling_defaults
         self.metrics = EngineMetrics(drafters=speculator.metrics)
         self._clock = clock
-        self._verifier = Verifier(tokenizer.pieces, tokenizer.eos_ids)
+        self._verifier = Verifier(tokenizer.pieces, tokenizer.eos_ids, self.grammars)
         self._lanes: dict[str, _Lane] = {}
 
     @property
@@ -86,9 +91,18 @@ class EngineCore:
         for rows, seconds in time_passes(self.target, _WARM_UP_ROWS):
             self.speculator.observe_step(rows, seconds)
         self.speculator.warm_up()
+        self.grammars.warm_up()
 
-    def add(self, request: GenerationRequest) -> None:
-        """Queue a request that passed `limits.check`."""
+    def add(self, request: GenerationRequest, matcher: GrammarMatcher | None = None) -> None:
+        """Queue a request that passed `limits.check`.
+
+        Args:
+            matcher: a new one of the request's grammar, if it has one; default: made here.
+
+        Raises:
+            RequestError: the grammar can't be used.
+        """
+        self.grammars.add(request, matcher)
         sequence = self.scheduler.add(request)
         lane = _Lane(sequence, TextStream(request.params, self.tokenizer))
         if request.params.prompt_logprobs is not None:
@@ -146,6 +160,8 @@ class EngineCore:
         request_id = piece.request_id
         lane = self._lanes[request_id]
         lane.prompt_logprobs.extend(decided.prompt_logprobs)
+        if decided.error is not None:
+            return self._fail(lane, decided.error)
         if not decided.token_ids:
             self.scheduler.commit(piece, (), 0)
             return None
@@ -168,8 +184,23 @@ class EngineCore:
             self._end(request_id, step.finish_reason)
         return output
 
+    def _fail(self, lane: _Lane, error: str) -> RequestOutput:
+        """End a request that can't go on; the others don't notice."""
+        request_id = lane.sequence.request_id
+        output = RequestOutput(
+            request_id=request_id,
+            text="",
+            token_ids=(),
+            usage=self._usage(lane),
+            finish_reason=FinishReason.ERROR,
+            error=error,
+        )
+        self._end(request_id, FinishReason.ERROR)
+        return output
+
     def _end(self, request_id: str, reason: FinishReason) -> None:
         self.scheduler.finish(request_id)
+        self.grammars.forget(request_id)
         self._verifier.forget(request_id)
         self.speculator.forget(request_id)
         lane = self._lanes.pop(request_id)

@@ -123,6 +123,8 @@ class SliceResult:
     """Accepted draft tokens that are not the target's own choice (lossy acceptance only)."""
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    error: str | None = None
+    """Why no token can follow; then `token_ids` is empty and the request is over."""
 
 
 @dataclass(frozen=True, slots=True)

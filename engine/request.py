@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 SEED_MASK = (1 << 63) - 1
 
@@ -144,6 +144,22 @@ class SpeculationParams:
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One sequence to generate. Plain and picklable."""
+GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "lark"]
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarSpec:
+    """What every output of a request must match, whole. The model's end token comes behind it."""
+
+    kind: GrammarKind
+    text: str = ""
+    """By kind: nothing, a JSON schema, a regular expression, a JSON list of strings, a grammar in
+    Lark's or GBNF's syntax."""
+    after: str | None = None
+    """The grammar begins behind this text's first occurrence, such as the end of a model's
+    reasoning; what comes before is free."""
+
+
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
@@ -156,6 +172,7 @@ class GenerationRequest:
 
 
 @dataclass(frozen=True, slots=True)
+    grammar: GrammarSpec | None = None
 class TokenLogprob:
     """One token's log-probability and the likeliest alternatives, from the unprocessed logits."""
 

@@ -7,13 +7,21 @@ sample. So every sampling feature works under speculation, and any drafter is lo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from engine.plan import Slice, SliceResult, StepPlan, StepResult
 from engine.request import SamplingParams, TokenLogprob
+from engine.sampling.grammar import Grammars
+from engine.sampling.grammar_mask import (
+    MaskBuffer,
+    apply_mask,
+    forbid_where_possible,
+    num_mask_words,
+)
+from engine.sampling.grammar_matcher import GrammarCheck
 from engine.sampling.logprobs import token_logprobs
 from engine.sampling.processors import TokenHistory, apply_bias, forbid_end, has_penalties
 from engine.sampling.sampler import sample
@@ -45,9 +53,11 @@ class _Rows:
 class Verifier:
     """Samples the target's tokens and accepts drafts. Keeps token histories for penalties."""
 
-    def __init__(self, pieces: Sequence[bytes], eos_ids: Iterable[int]) -> None:
+    def __init__(self, pieces: Sequence[bytes], eos_ids: Iterable[int], grammars: Grammars) -> None:
         self._pieces = pieces
         self._eos_ids = frozenset(eos_ids)
+        self._grammars = grammars
+        self._mask_buffer = MaskBuffer()
         self._histories: dict[str, TokenHistory] = {}
 
     def forget(self, request_id: str) -> None:
@@ -68,10 +78,13 @@ class Verifier:
             logits: float32[L, V] in plan order; left unchanged.
         """
         layout = _layout(plan, sequence_of)
-        chosen = self._sample(layout, logits)
+        checks = self._check_grammars(layout)
+        chosen = self._sample(layout, logits, checks)
         results, offset = [], 0
         for rows in layout:
-            tokens = chosen[offset : offset + rows.num_sampled]
+            check = checks.get(rows.sequence.request_id)
+            num_decided = rows.num_sampled if check is None else check.num_rows
+            tokens = chosen[offset : offset + num_decided]
             offset += rows.num_sampled
             accepted = _accepted(rows, tokens, logits) if tokens else []
             committed = (*accepted, *tokens[len(accepted) : len(accepted) + 1])
@@ -82,11 +95,31 @@ class Verifier:
                     num_lossy=sum(a != b for a, b in zip(accepted, tokens, strict=False)),
                     logprobs=self._output_logprobs(rows, logits, committed),
                     prompt_logprobs=self._prompt_logprobs(rows, logits),
+                    error=None if check is None else check.error,
                 )
             )
         return StepResult(results)
 
-    def _sample(self, layout: Sequence[_Rows], logits: torch.Tensor) -> list[int]:
+    def _check_grammars(self, layout: Sequence[_Rows]) -> dict[str, GrammarCheck]:
+        """By request id, what the grammars allow at every sampled row."""
+        self._mask_buffer.clear()
+        checks = {}
+        for rows in layout:
+            sequence = rows.sequence
+            matcher = self._grammars.of(sequence.request_id) if rows.num_sampled else None
+            if matcher is not None:
+                matcher.catch_up(sequence)
+                num_words = num_mask_words(self._grammars.vocab_size)
+                masks = self._mask_buffer.take(rows.num_sampled, num_words)
+                checks[sequence.request_id] = matcher.check(sequence, rows.draft, masks)
+        return checks
+
+    def _sample(
+        self,
+        layout: Sequence[_Rows],
+        logits: torch.Tensor,
+        checks: Mapping[str, GrammarCheck],
+    ) -> list[int]:
         sampling = [rows for rows in layout if rows.num_sampled]
         if not sampling:
             return []
@@ -95,13 +128,14 @@ class Verifier:
         positions = [
             rows.sequence.num_output + row for rows in sampling for row in range(rows.num_sampled)
         ]
-        untouched = not any(map(self._needs_processing, sampling))
+        untouched = not checks and not any(map(self._needs_processing, sampling))
         if untouched and len(index) == len(logits):
             return sample(logits, params, positions)
         selected = logits[torch.tensor(index, device=logits.device)]
         first = 0
         for rows in sampling:
-            self._process(rows, selected[first : first + rows.num_sampled])
+            check = checks.get(rows.sequence.request_id)
+            self._process(rows, selected[first : first + rows.num_sampled], check)
             first += rows.num_sampled
         return sample(selected, params, positions)
 
@@ -111,7 +145,7 @@ class Verifier:
         below_minimum = rows.sequence.num_output < params.min_tokens
         return has_penalties(params) or bool(params.logit_bias) or below_minimum
 
-    def _process(self, rows: _Rows, logits: torch.Tensor) -> None:
+    def _process(self, rows: _Rows, logits: torch.Tensor, check: GrammarCheck | None) -> None:
         """Apply the request's processors in place to float32[num_sampled, V]."""
         params, sequence = rows.sequence.params, rows.sequence
         if has_penalties(params):
@@ -123,8 +157,11 @@ class Verifier:
             history.penalize(logits, params, rows.draft)
         if params.logit_bias:
             apply_bias(logits, params)
-        num_below_minimum = params.min_tokens - sequence.num_output
-        if num_below_minimum > 0:
+        num_below_minimum = max(0, params.min_tokens - sequence.num_output)
+        if check is not None:
+            forbid_where_possible(check.masks[:num_below_minimum], self._end_ids(params))
+            apply_mask(logits, check.masks)
+        elif num_below_minimum:
             forbid_end(logits[:num_below_minimum], self._end_ids(params))
 
     def _end_ids(self, params: SamplingParams) -> frozenset[int]:
@@ -163,7 +200,7 @@ def _layout(plan: StepPlan, sequence_of: Callable[[str], TokenSequence]) -> list
 
 def _accepted(rows: _Rows, tokens: Sequence[int], logits: torch.Tensor) -> list[int]:
     """Draft tokens, from the first, that equal the target's own or, if asked for, nearly do."""
-    draft = rows.draft
+    draft = rows.draft[: len(tokens) - 1]
     top_k = rows.sequence.request.speculation.accept_top_k
     likely: list[list[int]] = [[]] * len(draft)
     if top_k is not None and draft:

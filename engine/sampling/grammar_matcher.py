@@ -1,0 +1,92 @@
+"""GrammarMatcher: where one request stands in its grammar."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from llguidance import LLMatcher
+
+from engine.sampling.grammar_mask import BitMask
+from engine.sequence import TokenSequence
+
+_ALL_TOKENS = -1
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarCheck:
+    """What a grammar says to a draft."""
+
+    masks: BitMask
+    """A row for each token to sample: behind the committed tokens, and behind each draft token."""
+    num_rows: int
+    """Leading rows that count; those behind a draft token that is not allowed don't."""
+    error: str | None = None
+    """Why nothing can follow the committed tokens, when `num_rows` is 0."""
+
+
+class GrammarMatcher:
+    """Only committed tokens move it for good; drafts are tried and taken back."""
+
+    def __init__(self, start: LLMatcher) -> None:
+        """
+        Args:
+            start: a matcher at the beginning of the grammar; it is copied, not changed.
+        """
+        self._start = start
+        self._matcher = start.deep_copy()
+        self._num_consumed = 0
+
+    def catch_up(self, sequence: TokenSequence) -> None:
+        """Move over the output tokens committed since the last call."""
+        new = sequence.token_ids[sequence.num_prompt + self._num_consumed :]
+        if new:
+            self._matcher.consume_tokens(new)
+            self._num_consumed += len(new)
+
+    def forced(self) -> list[int]:
+        """Tokens that must come next, as the tokenizer would split their text."""
+        return self._matcher.compute_ff_tokens()
+
+    def check(self, sequence: TokenSequence, draft: list[int], masks: BitMask) -> GrammarCheck:
+        """Fill the masks for a draft behind a sequence that has been caught up with.
+
+        Args:
+            masks: len(draft) + 1 rows; those that don't count are filled with ones.
+        """
+        num_allowed = self._matcher.validate_tokens(draft) if draft else 0
+        num_rows = num_tried = 0
+        while self._fill(masks[num_rows]):
+            num_rows += 1
+            if num_rows > num_allowed:
+                break
+            self._matcher.consume_token(draft[num_tried])
+            num_tried += 1
+        error = None if num_rows else self._why_stuck()
+        if num_tried:
+            self._take_back(sequence, num_tried)
+        masks[num_rows:] = _ALL_TOKENS
+        return GrammarCheck(masks, num_rows, error)
+
+    def _fill(self, row: BitMask) -> bool:
+        """Whether any token is allowed."""
+        self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+        return not self._matcher.is_error() and bool(row.any())
+
+    def _take_back(self, sequence: TokenSequence, count: int) -> None:
+        # A matcher that ran into its limits on a draft's path stays broken: replay on a new one.
+        if self._matcher.is_error() or not self._matcher.rollback(count):
+            self._matcher = self._start.deep_copy()
+            self._num_consumed = 0
+            self.catch_up(sequence)
+
+    def _why_stuck(self) -> str:
+        detail = readable(self._matcher.get_error())
+        return f"The grammar allows no further token{': ' if detail else ''}{detail}."
+
+
+def readable(message: str, limit: int = 300) -> str:
+    """The one line of an llguidance message that is meant for people."""
+    lines = [line.strip() for line in message.strip().splitlines()] or [""]
+    cause = next((line for line in lines if line.startswith("error:")), lines[0])
+    cause = cause.removeprefix("error:").strip().rstrip(".:")
+    return cause if len(cause) <= limit else cause[:limit] + "..."

@@ -1,0 +1,79 @@
+"""A model's vocabulary as llguidance wants it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Sequence
+from typing import Protocol
+
+from llguidance import LLTokenizer, TokenizerWrapper
+
+_SPECIAL_MARK = b"\xff"
+"""In front of a token's bytes: it is a control token and stands for no text."""
+
+
+class GrammarTokenizer(Protocol):
+    """What grammars need of a tokenizer; see `engine.text.tokenizer.TextTokenizer`."""
+
+    @property
+    def pieces(self) -> Sequence[bytes]: ...
+
+    @property
+    def special_ids(self) -> Collection[int]: ...
+
+    @property
+    def eos_ids(self) -> Collection[int]: ...
+
+    def encode_continuation(self, text: str) -> list[int] | None: ...
+
+
+class GrammarVocabulary:
+    """Token bytes and end tokens of a model, and how it splits text that a grammar forces."""
+
+    def __init__(self, tokenizer: GrammarTokenizer) -> None:
+        """
+        Args:
+            tokenizer: the target's; it must have an end token.
+        """
+        self._tokenizer = tokenizer
+        self.eos_token_id = min(tokenizer.eos_ids)
+        self.bos_token_id = None
+        self.special_token_ids = sorted(tokenizer.special_ids)
+        self.tokens = [
+            _SPECIAL_MARK + piece if token_id in tokenizer.special_ids else piece
+            for token_id, piece in enumerate(tokenizer.pieces)
+        ]
+
+    def __call__(self, text: bytes) -> list[int]:
+        """Tokens of text that follows other text."""
+        ids = self._tokenizer.encode_continuation(text.decode())
+        return self._longest_pieces(text) if ids is None else ids
+
+    def for_logits(self, vocab_size: int) -> LLTokenizer:
+        """This vocabulary for logits of a width; padding columns beyond it are never allowed."""
+        return LLTokenizer(
+            TokenizerWrapper(self),
+            n_vocab=max(vocab_size, len(self.tokens)),
+            eos_token=sorted(self._tokenizer.eos_ids),
+        )
+
+    def _longest_pieces(self, text: bytes) -> list[int]:
+        """A tokenization without the tokenizer, for text that it does not keep byte for byte."""
+        ids: list[int] = []
+        start = 0
+        while start < len(text):
+            ends = range(min(len(text), start + self._longest), start, -1)
+            piece = next(text[start:end] for end in ends if text[start:end] in self._id_of)
+            ids.append(self._id_of[piece])
+            start += len(piece)
+        return ids
+
+    @functools.cached_property
+    def _id_of(self) -> dict[bytes, int]:
+        special = self._tokenizer.special_ids
+        pieces = enumerate(self._tokenizer.pieces)
+        return {piece: i for i, piece in pieces if piece and i not in special}
+
+    @functools.cached_property
+    def _longest(self) -> int:
+        return max(map(len, self._id_of))
