@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Self
 from engine.admission import ModelLimits
 from engine.metrics import EngineMetrics
 from engine.request import (
+    ANSWER_NEXT,
+    ChatOptions,
     EngineDeadError,
     FinishReason,
     GenerationRequest,
@@ -221,7 +223,9 @@ class AsyncEngine:
         """
         return await asyncio.to_thread(self.tokenizer.encode_infill, prefix, suffix)
 
-    async def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    async def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], options: ChatOptions = ANSWER_NEXT
+    ) -> list[int]:
         """Token ids of a conversation under the model's chat template, ready for the answer.
 
         Raises:

@@ -109,6 +109,9 @@ class ChatOptions:
     """Further variables of the template, such as ``enable_thinking``."""
 
 
+ANSWER_NEXT = ChatOptions()
+
+
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
     """The conversation behind a chat prompt, so that a draft model can render its own template.
@@ -118,7 +121,7 @@ class ChatPrompt:
     """
 
     messages: tuple[Mapping[str, Any], ...]
-    options: ChatOptions = ChatOptions()
+    options: ChatOptions = ANSWER_NEXT
 
 
 @dataclass(frozen=True, slots=True)

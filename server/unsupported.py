@@ -36,20 +36,15 @@ UNSUPPORTED_COMPLETION: Mapping[str, NoOps] = {
 
 UNSUPPORTED_CHAT: Mapping[str, NoOps] = {
     **UNSUPPORTED_ANYWHERE,
-    "add_generation_prompt": (True,),
     "audio": (),
     "best_of": (1,),
     "chat_template": (),
-    "chat_template_kwargs": ({},),
-    "continue_final_message": (False,),
     "documents": ([],),
     "echo": (False,),
     "function_call": ("none", "auto"),
     "functions": ([],),
     "modalities": (["text"],),
     "reasoning_effort": ("none",),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
     "verbosity": ("medium",),
     "web_search_options": (),
 }
@@ -58,7 +53,6 @@ UNSUPPORTED_MESSAGE: Mapping[str, NoOps] = {
     "audio": (),
     "function_call": (),
     "refusal": (),
-    "tool_calls": ([],),
 }
 
 

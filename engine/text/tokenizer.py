@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from engine.request import RequestError
+from engine.request import ANSWER_NEXT, ChatOptions, RequestError
+from engine.text.chat_template import ChatTemplate
 from engine.text.generation_config import read_generation_config
 from engine.text.infill import InfillTokens
 from engine.text.vocabulary import UnsupportedTokenizerError, token_pieces
 
 _PROBE = "Hello, world! 12 x\n"
-_SHIELD = "\ue000{}\ue001"
-_SHIELDED = re.compile("\ue000(\\d+)\ue001")
 
 
 class TextTokenizer:
@@ -26,6 +23,7 @@ class TextTokenizer:
 
     Attributes:
         pieces: bytes by token id.
+        chat_template: the model's.
         special_ids: control tokens, which stand for no text.
         end_of_text_id: the tokenizer's own end token, if any.
         end_of_turn_id: what the chat template puts behind an answer, if anything.
@@ -41,7 +39,6 @@ class TextTokenizer:
         Raises:
             UnsupportedTokenizerError: the token pieces are not byte-exact.
         """
-        self._tokenizer = tokenizer
         self._parsing: Tokenizer = tokenizer.backend_tokenizer
         serialised = self._parsing.to_str()
         self._plain = Tokenizer.from_str(serialised)
@@ -52,8 +49,7 @@ class TextTokenizer:
         special = {str(token.content): i for i, token in added.items() if token.special}
         self._infill = InfillTokens.find(special)
         self._adds_leading_space = self._detect_leading_space()
-        contents = sorted(special, key=len, reverse=True)
-        self._control_text = re.compile("|".join(map(re.escape, contents))) if contents else None
+        self.chat_template = ChatTemplate(tokenizer, special)
         self.end_of_text_id: int | None = tokenizer.eos_token_id
         self.end_of_turn_id = self._find_end_of_turn()
         own = {i for i in (self.end_of_text_id, self.end_of_turn_id) if i is not None}
@@ -69,7 +65,7 @@ class TextTokenizer:
 
     @property
     def has_chat_template(self) -> bool:
-        return bool(self._tokenizer.chat_template)
+        return bool(self.chat_template.source)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text; control tokens written in it are parsed as such."""
@@ -98,34 +94,22 @@ class TextTokenizer:
         ids = ids[skip:]
         return ids if self.bytes_of(ids) == text.encode() else None
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], options: ChatOptions = ANSWER_NEXT
+    ) -> list[int]:
         """Token ids of a conversation under the chat template, up to where the answer begins.
 
-        Control tokens written inside a message stay text.
+        Control tokens written inside a message or a tool stay text.
 
         Raises:
             RequestError: the template refuses the messages, or the model has none.
         """
-        if not self.has_chat_template:
-            raise RequestError(
-                "The model has no chat template; use /v1/completions.", param="messages"
-            )
-        literals: list[str] = []
-        shielded = [self._shield(message, literals) for message in messages]
-        try:
-            rendered = self._render(shielded, add_generation_prompt=True)
-        except TemplateError as error:
-            raise RequestError(
-                f"The model's chat template refuses the messages: {error}", param="messages"
-            ) from error
-        if not literals:
-            return self.encode(rendered, add_special_tokens=False)
         ids: list[int] = []
-        for index, part in enumerate(_SHIELDED.split(rendered)):
-            if index % 2:
-                ids += self.encode_plain(literals[int(part)])
-            elif part:
-                ids += self.encode(part, add_special_tokens=False)
+        for part in self.chat_template.parts(messages, options):
+            if part.is_literal:
+                ids += self.encode_plain(part.text)
+            else:
+                ids += self.encode(part.text, add_special_tokens=False)
         return ids
 
     def encode_infill(self, prefix: str, suffix: str) -> list[int]:
@@ -165,27 +149,6 @@ class TextTokenizer:
         ids: list[int] = tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
-    def _render(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> str:
-        return str(
-            self._tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
-                tokenize=False,
-                add_generation_prompt=add_generation_prompt,
-            )
-        )
-
-    def _shield(self, message: Mapping[str, str], literals: list[str]) -> dict[str, str]:
-        """Swap control text inside the content for placeholders the template passes through."""
-
-        def keep(match: re.Match[str]) -> str:
-            literals.append(match[0])
-            return _SHIELD.format(len(literals) - 1)
-
-        content = message["content"]
-        if self._control_text is not None and self._control_text.search(content):
-            content = self._control_text.sub(keep, _SHIELDED.sub("", content))
-        return {**message, "content": content}
-
     def _detect_leading_space(self) -> bool:
         encoded = self.bytes_of(self.encode_plain(_PROBE))
         if encoded == _PROBE.encode():
@@ -200,8 +163,9 @@ class TextTokenizer:
             return None
         turns = [{"role": "user", "content": "ping"}, {"role": "assistant", "content": "pong"}]
         try:
-            rendered = self._render(turns, add_generation_prompt=False)
-        except TemplateError:
+            parts = list(self.chat_template.parts(turns, ChatOptions(add_generation_prompt=False)))
+        except RequestError:
             return None
+        rendered = "".join(part.text for part in parts)
         behind = self.encode(rendered.rpartition("pong")[2], add_special_tokens=False)
         return behind[0] if behind and behind[0] in self.special_ids else None

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from engine.request import RequestOutput, TokenLogprob, Usage
+from server.parsing.answer import AnswerFormat
+from server.parsing.deltas import (
+    Delta,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallArguments,
+    ToolCallStart,
+)
 from server.render.renderer import ResponseHead
 from server.render.tokens import api_finish_reason, json_logprob, token_text
 from server.render.usage import UsageReport
@@ -17,20 +26,23 @@ from server.schemas.chat import (
     ChatChunkChoice,
     ChatCompletion,
     ChatDelta,
+    ChatFinishReason,
     ChatLogprobs,
     ChatTokenLogprob,
     TopLogprob,
 )
+from server.schemas.tools import FunctionCall, FunctionCallDelta, ToolCallAnswer, ToolCallDelta
 
 
 @dataclass(frozen=True, slots=True)
 class ChatPiece:
     index: int
-    text: str
+    deltas: tuple[Delta, ...]
     logprobs: tuple[TokenLogprob, ...]
+    token_ids: tuple[int, ...]
     opens: bool
     """Whether it is its choice's first."""
-    finish_reason: Literal["stop", "length"] | None
+    finish_reason: ChatFinishReason | None
     stop_reason: str | int | None
 
 
@@ -44,24 +56,38 @@ class ChatRenderer:
         head: ResponseHead,
         *,
         num_choices: int,
+        answer_format: AnswerFormat,
+        prompt_token_ids: tuple[int, ...] | None,
         with_logprobs: bool,
         usage: UsageReport,
     ) -> None:
+        """
+        Args:
+            prompt_token_ids: None: no token ids are told.
+        """
         self._head = head
-        self._num_choices = num_choices
+        self._parsers = [answer_format.parser() for _ in range(num_choices)]
+        self._finds_calls = answer_format.calls is not None
+        self._prompt_token_ids = prompt_token_ids
         self._with_logprobs = with_logprobs
         self._usage = usage
         self._opened: set[int] = set()
 
     def take(self, index: int, output: RequestOutput) -> ChatPiece:
+        parser = self._parsers[index]
+        deltas = tuple(parser.take(output))
+        finish_reason: ChatFinishReason | None = api_finish_reason(output)
+        if finish_reason == "stop" and parser.num_calls:
+            finish_reason = "tool_calls"
         opens = index not in self._opened
         self._opened.add(index)
         return ChatPiece(
             index=index,
-            text=output.text,
+            deltas=deltas,
             logprobs=output.logprobs,
+            token_ids=output.token_ids,
             opens=opens,
-            finish_reason=api_finish_reason(output),
+            finish_reason=finish_reason,
             stop_reason=output.stop_reason,
         )
 
@@ -70,11 +96,17 @@ class ChatRenderer:
 
     def chunks(self, piece: ChatPiece, usage: Usage) -> Iterable[ChatChunk]:
         if piece.opens:
-            opening = ChatDelta(role="assistant", content="", refusal=None)
-            yield self._chunk(piece.index, opening, usage)
-        if piece.text or piece.logprobs:
-            delta = ChatDelta(content=piece.text)
-            yield self._chunk(piece.index, delta, usage, self._logprobs(piece.logprobs))
+            # With tools it is open yet whether there is any text.
+            content = None if self._finds_calls else ""
+            opening = ChatDelta(role="assistant", content=content, refusal=None)
+            yield self._chunk(piece.index, opening, usage, prompt_ids=self._told_prompt_ids())
+        about_tokens: dict[str, Any] = {}
+        if piece.logprobs or self._prompt_token_ids is not None:
+            about_tokens = {"logprobs": self._logprobs(piece.logprobs), **self._tokens(piece)}
+        # What is told about a piece's tokens goes along with its first delta.
+        for delta in piece.deltas or ([TextDelta("")] if about_tokens else []):
+            yield self._chunk(piece.index, _chat_delta(delta), usage, **about_tokens)
+            about_tokens = {}
         if piece.finish_reason is not None:
             yield self._chunk(
                 piece.index,
@@ -89,32 +121,47 @@ class ChatRenderer:
             yield ChatChunk(
                 object="chat.completion.chunk",
                 choices=[],
-                usage=self._usage.body(usage),
+                usage=self._usage.body(usage, self._reasoning_tokens),
                 **self._head,
             )
 
     def response(self, pieces: Sequence[ChatPiece], usage: Usage) -> ChatCompletion:
-        by_choice: list[list[ChatPiece]] = [[] for _ in range(self._num_choices)]
+        by_choice: list[list[ChatPiece]] = [[] for _ in self._parsers]
         for piece in pieces:
             by_choice[piece.index].append(piece)
         return ChatCompletion(
             object="chat.completion",
             choices=[self._choice(parts) for parts in by_choice],
-            usage=self._usage.body(usage),
+            usage=self._usage.body(usage, self._reasoning_tokens),
+            **self._told_prompt_ids(),
             **self._head,
         )
+
+    @property
+    def _reasoning_tokens(self) -> int:
+        return sum(parser.reasoning_tokens for parser in self._parsers)
+
+    def _told_prompt_ids(self) -> dict[str, Any]:
+        if self._prompt_token_ids is None:
+            return {}
+        return {"prompt_token_ids": list(self._prompt_token_ids)}
+
+    def _tokens(self, *pieces: ChatPiece) -> dict[str, Any]:
+        if self._prompt_token_ids is None:
+            return {}
+        return {"token_ids": [token_id for piece in pieces for token_id in piece.token_ids]}
 
     def _choice(self, pieces: Sequence[ChatPiece]) -> ChatChoice:
         last = pieces[-1]
         if last.finish_reason is None:
             raise ValueError(f"choice {last.index} has not finished")
-        text = "".join(piece.text for piece in pieces)
         return ChatChoice(
             index=last.index,
-            message=AssistantMessage(role="assistant", content=text, refusal=None),
+            message=_message([delta for piece in pieces for delta in piece.deltas]),
             logprobs=self._logprobs([entry for piece in pieces for entry in piece.logprobs]),
             finish_reason=last.finish_reason,
             stop_reason=last.stop_reason,
+            **self._tokens(*pieces),
         )
 
     def _chunk(
@@ -122,23 +169,66 @@ class ChatRenderer:
         index: int,
         delta: ChatDelta,
         usage: Usage,
-        logprobs: ChatLogprobs | None = None,
-        **end: Any,
+        *,
+        prompt_ids: dict[str, Any] | None = None,
+        **fields: Any,
     ) -> ChatChunk:
-        choice = ChatChunkChoice(
-            index=index, delta=delta, logprobs=logprobs, **{"finish_reason": None, **end}
-        )
+        optional = {"logprobs": None, "finish_reason": None, **fields}
+        choice = ChatChunkChoice(index=index, delta=delta, **optional)
         return ChatChunk(
             object="chat.completion.chunk",
             choices=[choice],
             **self._head,
-            **self._usage.chunk_fields(usage),
+            **(prompt_ids or {}),
+            **self._usage.chunk_fields(usage, self._reasoning_tokens),
         )
 
     def _logprobs(self, entries: Sequence[TokenLogprob]) -> ChatLogprobs | None:
         if not self._with_logprobs:
             return None
         return ChatLogprobs(content=[_token_logprob(entry) for entry in entries], refusal=None)
+
+
+def _chat_delta(delta: Delta) -> ChatDelta:
+    match delta:
+        case TextDelta(text):
+            return ChatDelta(content=text)
+        case ReasoningDelta(text):
+            return ChatDelta(reasoning_content=text)
+        case ToolCallStart(index, name):
+            function = FunctionCallDelta(name=name, arguments="")
+            call = ToolCallDelta(index=index, id=new_call_id(), type="function", function=function)
+        case ToolCallArguments(index, text):
+            call = ToolCallDelta(index=index, function=FunctionCallDelta(arguments=text))
+    return ChatDelta(tool_calls=[call])
+
+
+def _message(deltas: Sequence[Delta]) -> AssistantMessage:
+    content = "".join(delta.text for delta in deltas if isinstance(delta, TextDelta))
+    reasoning = "".join(delta.text for delta in deltas if isinstance(delta, ReasoningDelta))
+    names = {delta.index: delta.name for delta in deltas if isinstance(delta, ToolCallStart)}
+    arguments = dict.fromkeys(names, "")
+    for delta in deltas:
+        if isinstance(delta, ToolCallArguments):
+            arguments[delta.index] += delta.text
+    calls = [
+        ToolCallAnswer(
+            id=new_call_id(),
+            type="function",
+            function=FunctionCall(name=name, arguments=arguments[index]),
+        )
+        for index, name in names.items()
+    ]
+    optional: dict[str, Any] = {"reasoning_content": reasoning} if reasoning else {}
+    if calls:
+        optional["tool_calls"] = calls
+    return AssistantMessage(
+        role="assistant", content=content or (None if calls else ""), refusal=None, **optional
+    )
+
+
+def new_call_id() -> str:
+    return f"call_{uuid.uuid4().hex[:24]}"
 
 
 def _token_logprob(entry: TokenLogprob) -> ChatTokenLogprob:

@@ -7,25 +7,19 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from engine.request import ChatPrompt, RequestError
+from engine.request import ChatOptions, RequestError
 from server.answer import answer
 from server.context import Context, ServerContext
+from server.conversation import active_tools, template_args, template_messages, template_tools
 from server.disconnect import run_until_disconnect
-from server.generation import Generation, PreparedPrompt
+from server.generation import Generation
 from server.json_route import JsonRoute
 from server.render.chat import ChatRenderer
-from server.sampling import check_logprobs, num_choices, sampling_params, usage_report
+from server.sampling import check_logprobs, num_choices, usage_report
 from server.schemas.chat import ChatCompletion, ChatRequest
 from server.schemas.common import ErrorBody
-from server.speculation import prediction_text, speculation_params
-from server.unsupported import (
-    UNSUPPORTED_CHAT,
-    UNSUPPORTED_MESSAGE,
-    refuse_unsupported,
-)
-
-# Chat templates know no developer; OpenAI gives its words the system's rank.
-_TEMPLATE_ROLES = {"developer": "system"}
+from server.turn import prepare_turn
+from server.unsupported import UNSUPPORTED_CHAT, UNSUPPORTED_MESSAGE, refuse_unsupported
 
 router = APIRouter(route_class=JsonRoute)
 responses: dict[int | str, dict[str, Any]] = {
@@ -44,17 +38,27 @@ async def _complete_chat(body: ChatRequest, context: ServerContext) -> Response:
     _check(body, context)
     n = num_choices(body, context.config.limits)
     usage = usage_report(body)
-    prompt = await _prepare(body, context)
+    turn = await prepare_turn(
+        context,
+        template_messages(body.messages),
+        _options(body),
+        body,
+        max_tokens=body.max_completion_tokens or body.max_tokens,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        max_calls=1 if body.parallel_tool_calls is False else None,
+    )
     response_id = f"chatcmpl-{uuid.uuid4().hex}"
     renderer = ChatRenderer(
         context.response_head(response_id),
         num_choices=n,
+        answer_format=turn.answer_format,
+        prompt_token_ids=turn.prompt.token_ids if body.return_token_ids else None,
         with_logprobs=bool(body.logprobs),
         usage=usage,
     )
     try:
         generation = Generation.submit(
-            context.engine, [prompt], num_choices=n, response_id=response_id
+            context.engine, [turn.prompt], num_choices=n, response_id=response_id
         )
     except RequestError as error:
         raise _in_chat_terms(error, body) from error
@@ -79,28 +83,23 @@ def _check(body: ChatRequest, context: ServerContext) -> None:
         )
 
 
-async def _prepare(body: ChatRequest, context: ServerContext) -> PreparedPrompt:
-    messages = tuple(
-        {"role": _TEMPLATE_ROLES.get(message.role, message.role), "content": message.text}
-        for message in body.messages
-    )
-    token_ids = tuple(await context.engine.encode_chat(messages))
-    max_tokens = body.max_completion_tokens or body.max_tokens
-    if max_tokens is None:
-        max_tokens = max(1, context.engine.limits.max_context - len(token_ids))
-    params = sampling_params(
-        body,
-        context.sampling_rules,
-        max_tokens=max_tokens,
-        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-    )
-    engine = context.engine
-    return PreparedPrompt(
-        token_ids,
-        ChatPrompt(messages),
-        params,
-        speculation=speculation_params(body, engine.drafters),
-        prediction=prediction_text(body, engine.limits.max_context),
+def _options(body: ChatRequest) -> ChatOptions:
+    continues = bool(body.continue_final_message)
+    if continues and body.add_generation_prompt:
+        raise RequestError(
+            "'add_generation_prompt' and 'continue_final_message' exclude each other.",
+            param="add_generation_prompt",
+        )
+    if continues and body.messages[-1].role != "assistant":
+        raise RequestError(
+            "'continue_final_message' needs an assistant message last.",
+            param="continue_final_message",
+        )
+    return ChatOptions(
+        tools=template_tools(active_tools(body.tools, body.tool_choice)),
+        add_generation_prompt=not continues and body.add_generation_prompt is not False,
+        continue_final_message=continues,
+        template_args=template_args(body.chat_template_kwargs),
     )
 
 

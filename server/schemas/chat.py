@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import FailFast, Field
 
 from server.schemas.common import CompletionUsage, RequestModel, ResponseModel
 from server.schemas.content import TextContent
 from server.schemas.sampling import SamplingFields
+from server.schemas.tools import ToolCallAnswer, ToolCallDelta, ToolCalls, ToolChoice, Tools
+
+ChatFinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class ChatMessage(RequestModel):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: TextContent
-
-    @property
-    def text(self) -> str:
-        if isinstance(self.content, str):
-            return self.content
-        return "\n".join(part.text for part in self.content)
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: TextContent | None = None
+    name: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: ToolCalls | None = None
+    tool_call_id: str | None = None
 
 
 ChatMessages = Annotated[list[ChatMessage], FailFast(), Field(min_length=1)]
@@ -31,6 +32,12 @@ class ChatRequest(SamplingFields):
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0)
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class TopLogprob(ResponseModel):
@@ -53,16 +60,19 @@ class ChatLogprobs(ResponseModel):
 
 class AssistantMessage(ResponseModel):
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCallAnswer] | None = None
 
 
 class ChatChoice(ResponseModel):
     index: int
     message: AssistantMessage
     logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length"]
+    finish_reason: ChatFinishReason
     stop_reason: str | int | None = None
+    token_ids: list[int] | None = None
 
 
 class ChatCompletion(ResponseModel):
@@ -73,20 +83,24 @@ class ChatCompletion(ResponseModel):
     system_fingerprint: str
     choices: list[ChatChoice]
     usage: CompletionUsage
+    prompt_token_ids: list[int] | None = None
 
 
 class ChatDelta(ResponseModel):
     role: Literal["assistant"] | None = None
     content: str | None = None
     refusal: None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
 
 
 class ChatChunkChoice(ResponseModel):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length"] | None
+    finish_reason: ChatFinishReason | None
     stop_reason: str | int | None = None
+    token_ids: list[int] | None = None
 
 
 class ChatChunk(ResponseModel):
@@ -97,3 +111,4 @@ class ChatChunk(ResponseModel):
     system_fingerprint: str
     choices: list[ChatChunkChoice]
     usage: CompletionUsage | None = None
+    prompt_token_ids: list[int] | None = None

@@ -11,7 +11,9 @@ from engine.admission import ModelLimits
 from engine.async_engine import EngineState, ModelCard, OutputStream
 from engine.metrics import EngineMetrics
 from engine.request import (
+    ANSWER_NEXT,
     NO_ADVICE,
+    ChatOptions,
     DraftUsage,
     EngineDeadError,
     FinishReason,
@@ -33,6 +35,16 @@ NO_DETAILS = {
 """`completion_tokens_details` of a request without reasoning and prediction."""
 
 
+@dataclass
+class ScriptedTemplate:
+    """What the server asks of a chat template; by default it is like Qwen's."""
+
+    source: str = "{{ tools }} <tool_call>"
+
+    def mentions(self, variable: str) -> bool:
+        return variable in self.source
+
+
 class ByteTokenizer:
     """One token a byte, and two control tokens."""
 
@@ -40,15 +52,22 @@ class ByteTokenizer:
         self.pieces = [bytes([value]) for value in range(256)] + [b"<bos>", b"<eos>"]
         self.special_ids = frozenset({BOS, EOS})
         self.adds_bos = False
+        self.chat_template = ScriptedTemplate()
+        self.generation_prompt = ""
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return [BOS] * (self.adds_bos and add_special_tokens) + list(text.encode())
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        if messages[-1]["role"] == "assistant":
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], options: ChatOptions = ANSWER_NEXT
+    ) -> list[int]:
+        if messages[-1]["role"] == "assistant" and not options.continue_final_message:
             raise RequestError("The template wants a user last.", param="messages")
         text = "".join(f"<{m['role']}>{m['content']}" for m in messages)
-        return self.encode(text)
+        return self.encode(text + self.generation_prompt)
+
+    def bytes_of(self, ids: Iterable[int]) -> bytes:
+        return b"".join(self.pieces[i] for i in ids)
 
     def decode(self, ids: Iterable[int]) -> str:
         return b"".join(self.pieces[i] for i in ids if i < 256).decode(errors="replace")
@@ -173,8 +192,10 @@ class ScriptedEngine:
             raise RequestError("The model has no infill tokens.", param="suffix")
         return [BOS, *prefix.encode(), EOS, *suffix.encode()]
 
-    async def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        return self.tokenizer.encode_chat(messages)
+    async def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], options: ChatOptions = ANSWER_NEXT
+    ) -> list[int]:
+        return self.tokenizer.encode_chat(messages, options)
 
     def submit(self, request: GenerationRequest) -> OutputStream:
         self.limits.check(request)

@@ -185,6 +185,13 @@ COMPLETION = [
 ]
 
 HI = {"role": "user", "content": "Hi"}
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+def tool(**parts):
+    return {"type": "function", "function": {"name": "f", **parts}}
+
+
 CHAT = [
     ({"messages": None}, "messages", "list"),
     ({"messages": "Hi"}, "messages", "list"),
@@ -195,9 +202,12 @@ CHAT = [
     ({"messages": [{"content": "Hi"}]}, "messages.0.role", "Missing"),
     ({"messages": [{"role": "user"}]}, "messages.0.content", "Missing"),
     ({"messages": [{**HI, "role": "wizard"}]}, "messages.0.role", "'user'"),
-    ({"messages": [{**HI, "role": "tool", "tool_call_id": "x"}]}, "messages.0.role", "'user'"),
+    ({"messages": [{**HI, "role": "tool"}]}, "messages.0.tool_call_id", "Missing"),
+    ({"messages": [{**HI, "tool_call_id": "x"}]}, "messages.0.tool_call_id", "a tool message"),
+    ({"messages": [{**HI, "role": "tool", "tool_call_id": 5}]}, "messages.0.tool_call_id", "str"),
     ({"messages": [{**HI, "role": 5}]}, "messages.0.role", "'user'"),
-    ({"messages": [HI, {**HI, "content": None}]}, "messages.1.content", "text parts"),
+    ({"messages": [HI, {**HI, "content": None}]}, "messages.1.content", "may be null only"),
+    ({"messages": [{"role": "assistant", "content": None}]}, "messages.0.content", "null only"),
     ({"messages": [{**HI, "content": 5}]}, "messages.0.content", "text parts"),
     ({"messages": [{**HI, "content": {}}]}, "messages.0.content", "text parts"),
     ({"messages": [{**HI, "content": []}]}, "messages.0.content", "at least 1 item"),
@@ -215,8 +225,8 @@ CHAT = [
     ),
     (
         {"messages": [HI, {**HI, "tool_calls": [{"id": "x"}]}]},
-        "messages.1.tool_calls",
-        "not supported",
+        "messages.1.tool_calls.0.type",
+        "Missing",
     ),
     ({"messages": [HI, {"role": "assistant", "content": "x"}]}, "messages", "user last"),
     ({"messages": [{**HI, "content": "x" * 200}]}, "messages", "has 206"),
@@ -227,16 +237,96 @@ CHAT = [
     ({"logprobs": True, "top_logprobs": -1}, "top_logprobs", "greater than or equal to 0"),
     ({"logprobs": True, "top_logprobs": 4}, "top_logprobs", "limit is 3"),
     ({"top_logprobs": 2}, "top_logprobs", "'logprobs' is true"),
-    ({"tools": [{"type": "function"}]}, "tools", "not supported"),
-    ({"tools": "x"}, "tools", "not supported"),
-    ({"tool_choice": "required"}, "tool_choice", "not supported"),
+    ({"messages": [{**HI, "tool_calls": [CALL]}]}, "messages.0.tool_calls", "an assistant"),
+    *(
+        (
+            {"messages": [HI, {"role": "assistant", "tool_calls": [{**CALL, **part}]}, HI]},
+            f"messages.1.tool_calls.0.{param}",
+            message,
+        )
+        for part, param, message in [
+            ({"id": 5}, "id", "string"),
+            ({"type": "custom"}, "type", "'function'"),
+            ({"function": "f"}, "function", "dictionary"),
+            ({"function": {"name": "f"}}, "function.arguments", "Missing"),
+            ({"function": {"name": "f", "arguments": {}}}, "function.arguments", "string"),
+            ({"function": {"name": "f", "arguments": "{"}}, "function.arguments", "valid JSON"),
+            ({"function": {"name": "f", "arguments": "[]"}}, "function.arguments", "a JSON object"),
+            ({"function": {"name": "f", "arguments": "NaN"}}, "function.arguments", "valid JSON"),
+            ({"function": {"name": "a b", "arguments": ""}}, "function.name", "pattern"),
+            (
+                {"function": {"name": "f", "arguments": "[" * 999}},
+                "function.arguments",
+                "valid JSON",
+            ),
+        ]
+    ),
+    ({"tools": [{"type": "function"}]}, "tools.0.function", "Missing"),
+    ({"tools": "x"}, "tools", "list"),
+    ({"tools": {}}, "tools", "list"),
+    ({"tools": [5]}, "tools.0", "dictionary"),
+    ({"tools": [None]}, "tools.0", "dictionary"),
+    ({"tools": [{"type": "retrieval"}]}, "tools.0.type", "'function'"),
+    ({"tools": [{"type": "function", "function": {}}]}, "tools.0.function.name", "Missing"),
+    ({"tools": [tool(name="")]}, "tools.0.function.name", "pattern"),
+    ({"tools": [tool(name="x" * 65)]}, "tools.0.function.name", "pattern"),
+    ({"tools": [tool(name="a b")]}, "tools.0.function.name", "pattern"),
+    ({"tools": [tool(name="f\n")]}, "tools.0.function.name", "pattern"),
+    ({"tools": [tool(description=5)]}, "tools.0.function.description", "string"),
+    ({"tools": [tool(parameters=5)]}, "tools.0.function.parameters", "dictionary"),
+    ({"tools": [tool(parameters=[])]}, "tools.0.function.parameters", "dictionary"),
+    ({"tools": [tool(strict="yes")]}, "tools.0.function.strict", "boolean"),
+    ({"tools": [tool(), tool()]}, "tools.1.function.name", "called 'f'"),
+    ({"tool_choice": "required"}, "tool_choice", "only allowed with 'tools'"),
+    ({"tool_choice": "required", "tools": [tool()]}, "tool_choice", "can't be enforced"),
+    ({"tool_choice": "any", "tools": [tool()]}, "tool_choice", "'required'"),
+    ({"tool_choice": 5, "tools": [tool()]}, "tool_choice", "name a function"),
+    ({"tool_choice": {}, "tools": [tool()]}, "tool_choice.type", "Missing"),
+    ({"tool_choice": {"type": "function"}}, "tool_choice.function", "Missing"),
+    (
+        {"tool_choice": {"type": "function", "function": {"name": "g"}}, "tools": [tool()]},
+        "tool_choice",
+        "'g'",
+    ),
+    (
+        {"tool_choice": {"type": "function", "function": {"name": "f"}}, "tools": [tool()]},
+        "tool_choice",
+        "can't be enforced",
+    ),
+    ({"parallel_tool_calls": "no"}, "parallel_tool_calls", "boolean"),
+    ({"messages": [{**HI, "reasoning_content": 5}]}, "messages.0.reasoning_content", "string"),
+    ({"messages": [{**HI, "name": 5}]}, "messages.0.name", "string"),
+    ({"add_generation_prompt": "yes"}, "add_generation_prompt", "boolean"),
+    (
+        {"add_generation_prompt": True, "continue_final_message": True},
+        "add_generation_prompt",
+        "exclude each other",
+    ),
     ({"functions": [{}]}, "functions", "not supported"),
     ({"function_call": {"name": "f"}}, "function_call", "not supported"),
     ({"modalities": ["text", "audio"]}, "modalities", "not supported"),
     ({"audio": {"voice": "x"}}, "audio", "not supported"),
     ({"chat_template": "{{ 1 }}"}, "chat_template", "not supported"),
-    ({"chat_template_kwargs": {"x": 1}}, "chat_template_kwargs", "not supported"),
-    ({"continue_final_message": True}, "continue_final_message", "not supported"),
+    ({"chat_template_kwargs": {"x": 1}}, "chat_template_kwargs.x", "enable_thinking"),
+    ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs.tools", "enable_thinking"),
+    (
+        {"chat_template_kwargs": {"chat_template": "{{ 1 }}"}},
+        "chat_template_kwargs.chat_template",
+        "enable_thinking",
+    ),
+    (
+        {"chat_template_kwargs": {"enable_thinking": "<think>"}},
+        "chat_template_kwargs.enable_thinking",
+        "boolean",
+    ),
+    (
+        {"chat_template_kwargs": {"reasoning_effort": 5}},
+        "chat_template_kwargs.reasoning_effort",
+        "string",
+    ),
+    ({"chat_template_kwargs": "x"}, "chat_template_kwargs", "dictionary"),
+    ({"continue_final_message": True}, "continue_final_message", "assistant message last"),
+    ({"continue_final_message": 1}, "continue_final_message", "boolean"),
     ({"reasoning_effort": "high"}, "reasoning_effort", "not supported"),
     ({"web_search_options": {}}, "web_search_options", "not supported"),
 ]

@@ -95,9 +95,9 @@ async def test_async_chat_stream(url):
         ({"max_tokens": 10**6}, openai.BadRequestError, "max_tokens", "context_length_exceeded"),
         ({"n": 3}, openai.RateLimitError, None, "queue_full"),
         (
-            {"tools": [{"type": "function", "function": {"name": "f"}}]},
+            {"response_format": {"type": "json_object"}},
             openai.BadRequestError,
-            "tools",
+            "response_format",
             "unsupported_parameter",
         ),
     ],

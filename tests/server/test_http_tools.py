@@ -1,0 +1,226 @@
+"""Tools, reasoning and template options of /v1/chat/completions."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from pydantic import ValidationError
+
+from engine.request import ChatOptions, FinishReason
+from server.schemas.chat import ChatRequest
+from tests.server.scripted_engine import Step, words
+
+HI = {"role": "user", "content": "Hi"}
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "Weather of a <eos> city",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+}
+CALL = [
+    "<tool",
+    '_call>\n{"name": "wea',
+    'ther", "arguments": {"ci',
+    'ty": "Rome"}}\n</tool_',
+    "call>",
+]
+
+
+async def test_whole_response(client, engine):
+    engine.script = lambda request: words(*CALL)
+    body = (await client.chat(tools=[WEATHER])).json()
+    choice = body["choices"][0]
+    (call,) = choice["message"].pop("tool_calls")
+    assert choice["message"] == {"role": "assistant", "content": None, "refusal": None}
+    assert call.pop("id").startswith("call_")
+    assert call == {
+        "type": "function",
+        "function": {"name": "weather", "arguments": '{"city": "Rome"}'},
+    }
+    assert choice["finish_reason"] == "tool_calls"
+    assert engine.submitted[0].source.options == ChatOptions(tools=(WEATHER,))
+
+
+@pytest.mark.parametrize("n", [1, 2])
+async def test_stream_says_the_same_as_the_whole_response(client, engine, n):
+    script = ["So: ", *CALL, "\n", *CALL, " \n"]
+    engine.script = lambda request: words(*script)
+    fields = {"tools": [WEATHER], "n": n, "logprobs": True, "return_token_ids": True}
+    whole = (await client.chat(**fields)).json()
+    events = await client.chat_stream(**fields)
+    assert whole["prompt_token_ids"] == list(engine.submitted[0].prompt_token_ids)
+    assert events[0]["prompt_token_ids"] == whole["prompt_token_ids"]
+    for choice in whole["choices"]:
+        chunks = [c for e in events for c in e["choices"] if c["index"] == choice["index"]]
+        assert chunks[0]["delta"] == {"role": "assistant", "content": None, "refusal": None}
+        deltas = [chunk["delta"] for chunk in chunks[1:]]
+        assert choice["message"]["content"] == "So:"
+        assert "".join(delta.get("content", "") for delta in deltas) == "So:"
+        parts = [call for delta in deltas for call in delta.get("tool_calls", ())]
+        for index, call in enumerate(choice["message"]["tool_calls"]):
+            first, *rest = [part for part in parts if part["index"] == index]
+            assert first["id"].startswith("call_")
+            assert (first["type"], first["function"]["name"]) == ("function", "weather")
+            assert all(set(part) == {"index", "function"} for part in rest)
+            text = first["function"]["arguments"] + "".join(
+                p["function"]["arguments"] for p in rest
+            )
+            assert text == call["function"]["arguments"] == '{"city": "Rome"}'
+            assert len(rest) > 1
+        assert len(choice["message"]["tool_calls"]) == 2
+        assert [c["finish_reason"] for c in chunks] == [None] * (len(chunks) - 1) + ["tool_calls"]
+        entries = [e for c in chunks if c["logprobs"] for e in c["logprobs"]["content"]]
+        assert entries == choice["logprobs"]["content"]
+        assert len(entries) == len(script)
+        assert [i for c in chunks for i in c.get("token_ids", ())] == choice["token_ids"]
+        assert choice["token_ids"] == list(range(len(script)))
+
+
+async def test_length_is_not_hidden_by_a_call(client, engine):
+    engine.script = lambda request: words(*CALL[:4], finish=FinishReason.LENGTH)
+    choice = (await client.chat(tools=[WEATHER])).json()["choices"][0]
+    assert choice["finish_reason"] == "length"
+    assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"city": "Rome"}'
+    last = (await client.chat_stream(tools=[WEATHER]))[-1]["choices"][0]
+    assert last["finish_reason"] == "length"
+
+
+async def test_text_answer_with_tools_at_hand(client, engine):
+    choice = (await client.chat(tools=[WEATHER])).json()["choices"][0]
+    assert choice["message"] == {"role": "assistant", "content": "Hello world!", "refusal": None}
+    assert choice["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("fields", [{}, {"tools": []}, {"tools": [WEATHER], "tool_choice": "none"}])
+async def test_without_tools_markup_is_text(client, engine, fields):
+    engine.script = lambda request: words(*CALL)
+    choice = (await client.chat(**fields)).json()["choices"][0]
+    assert choice["message"]["content"] == "".join(CALL)
+    assert choice["finish_reason"] == "stop"
+    assert engine.submitted[0].source.options.tools == ()
+
+
+async def test_one_call_at_most(client, engine):
+    engine.script = lambda request: words(*CALL, *CALL)
+    fields = {"tools": [WEATHER], "parallel_tool_calls": False}
+    message = (await client.chat(**fields)).json()["choices"][0]["message"]
+    assert len(message["tool_calls"]) == 1
+
+
+async def test_llama_form(client, engine):
+    engine.tokenizer.chat_template.source = "{{ tools }} <|python_tag|>"
+    engine.script = lambda request: words('{"name": "weather", ', '"parameters": {"city": "Rome"}}')
+    choice = (await client.chat(tools=[WEATHER])).json()["choices"][0]
+    assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"city": "Rome"}'
+    assert choice["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize("source", ["{{ messages }}", "{{ tools }}", "{{ tools }} [TOOL_CALLS]"])
+async def test_models_without_tools_refuse_them(client, engine, source):
+    engine.tokenizer.chat_template.source = source
+    response = await client.chat(tools=[WEATHER])
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "tools"
+    assert response.json()["error"]["code"] == "unsupported_parameter"
+    assert (await client.chat()).status_code == 200
+
+
+async def test_schema_with_a_bad_pattern_harms_nobody(client):
+    bad = {"type": "object", "properties": {"x": {"type": "string", "pattern": "(((((a*)*)*)*"}}}
+    function = {"name": "f", "parameters": bad}
+    assert (
+        await client.chat(tools=[{"type": "function", "function": function}])
+    ).status_code == 200
+
+
+async def test_messages_of_a_conversation_with_tools(client, engine):
+    call = {
+        "id": "call_1",
+        "type": "function",
+        "function": {"name": "weather", "arguments": '{"city": "Zoë"}'},
+    }
+    messages = [
+        HI,
+        {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "Hm."},
+        {"role": "tool", "tool_call_id": "call_1", "content": [{"type": "text", "text": "Sun"}]},
+    ]
+    assert (await client.chat(messages=messages, tools=[WEATHER])).status_code == 200
+    parsed = {**call, "function": {"name": "weather", "arguments": {"city": "Zoë"}}}
+    assert engine.submitted[0].source.messages == (
+        HI,
+        {
+            "role": "assistant",
+            "content": "",
+            "reasoning_content": "Hm.",
+            "tool_calls": [parsed],
+        },
+        {"role": "tool", "content": "Sun", "tool_call_id": "call_1"},
+    )
+    without_content = [HI, {"role": "assistant", "tool_calls": [call]}, messages[2]]
+    assert (await client.chat(messages=without_content)).status_code == 200
+
+
+@pytest.mark.parametrize("opened", [False, True])
+async def test_reasoning(client, engine, opened):
+    engine.tokenizer.chat_template.source = "</think>"
+    engine.tokenizer.generation_prompt = "<assistant><think>\n" if opened else "<assistant>"
+    script = ["<think>"] * (not opened) + ["Hm", ". ", "</th", "ink>", "\n\nYes", "."]
+    engine.script = lambda request: words(*script)
+    whole = (await client.chat()).json()
+    message = whole["choices"][0]["message"]
+    assert message["reasoning_content"] == "Hm."
+    assert message["content"] == "Yes."
+    deltas = [c["delta"] for e in await client.chat_stream() for c in e["choices"]]
+    assert "".join(d.get("reasoning_content", "") for d in deltas) == "Hm."
+    assert "".join(d.get("content", "") for d in deltas) == "Yes."
+    assert whole["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
+
+
+async def test_model_that_does_not_think_keeps_its_tags(client, engine):
+    engine.script = lambda request: words("<think>", "Hm", "</think>", "Yes")
+    message = (await client.chat()).json()["choices"][0]["message"]
+    assert message["content"] == "<think>Hm</think>Yes"
+    assert "reasoning_content" not in message
+
+
+async def test_thinking_cut_short(client, engine):
+    engine.tokenizer.chat_template.source = "</think>"
+    engine.script = lambda request: words("<think>", "Hm", finish=FinishReason.LENGTH)
+    choice = (await client.chat()).json()["choices"][0]
+    assert choice["message"]["reasoning_content"] == "Hm"
+    assert choice["message"]["content"] == ""
+    assert choice["finish_reason"] == "length"
+
+
+async def test_template_options(client, engine):
+    await client.chat(chat_template_kwargs={"enable_thinking": False})
+    assert engine.submitted[-1].source.options.template_args == {"enable_thinking": False}
+    await client.chat(add_generation_prompt=False)
+    assert engine.submitted[-1].source.options == ChatOptions(add_generation_prompt=False)
+    messages = [HI, {"role": "assistant", "content": "Sure, "}]
+    response = await client.chat(messages=messages, continue_final_message=True)
+    assert response.status_code == 200
+    assert engine.submitted[-1].source.options == ChatOptions(
+        add_generation_prompt=False, continue_final_message=True
+    )
+
+
+def test_number_of_tools_is_limited():
+    tools = [{"type": "function", "function": {"name": f"f{number}"}} for number in range(129)]
+    body = {"model": "m", "messages": [HI], "tools": tools}
+    with pytest.raises(ValidationError, match="at most 128"):
+        ChatRequest.model_validate_json(json.dumps(body))
+    assert ChatRequest.model_validate_json(json.dumps({**body, "tools": tools[:128]}))
+
+
+async def test_held_back_text_of_a_stream_is_not_lost(client, engine):
+    engine.script = lambda request: [
+        Step("Hi <tool", (b"x",)),
+        Step("", (b"y",), FinishReason.STOP),
+    ]
+    events = await client.chat_stream(tools=[WEATHER])
+    text = "".join(e["choices"][0]["delta"].get("content") or "" for e in events)
+    assert text == "Hi <tool"
