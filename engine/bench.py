@@ -11,8 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.build import EngineParts
+from engine.config import Config
 from engine.core import EngineCore
 from engine.draft.drafter import Drafter
+from engine.kernels.bench import KernelReport, bench_kernels
+from engine.models.loader import packed_matrices
 from engine.models.runner import ModelRunner
 from engine.plan import Slice, StepPlan
 from engine.request import ChatPrompt, GenerationRequest, SamplingParams, TextPrompt
@@ -112,6 +115,16 @@ def measure_passes(name: str, runner: ModelRunner, *, chunk: int, rounds: int = 
         decode_tokens_per_s=1 / medians[1],
         step_ms={rows: 1e3 * seconds for rows, seconds in medians.items()},
     )
+
+
+def measure_kernels(config: Config) -> KernelReport:
+    """Time the native kernels on every layer shape of the configured target.
+
+    Raises:
+        UnsupportedModelError: the native decoder can't run the model here; says why.
+    """
+    threads, matrices = packed_matrices(config)
+    return bench_kernels(matrices, threads=threads)
 
 
 def measure_decoding(

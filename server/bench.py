@@ -21,6 +21,7 @@ from server.logs import configure_logging
 if TYPE_CHECKING:
     from engine.bench import BenchPrompt, DecodeFigures, PassFigures
     from engine.build import EngineParts
+    from engine.kernels.bench import KernelReport
 
 DEFAULT_SUITE = Path(__file__).resolve().parent.parent / "loadtest" / "suites" / "mixed.jsonl"
 
@@ -96,12 +97,10 @@ def _bench_engine(
 def _bench_kernels(
     config: Config, arguments: argparse.Namespace, console: Console
 ) -> dict[str, Any]:
-    from engine.kernels.bench import bench_kernels, print_report
-    from engine.models.loader import packed_matrices
+    from engine.bench import measure_kernels
 
-    threads, matrices = packed_matrices(config)
-    report = bench_kernels(matrices, threads=threads)
-    print_report(report, console)
+    report = measure_kernels(config)
+    console.print(_kernel_table(report))
     return asdict(report)
 
 
@@ -175,4 +174,22 @@ def _decode_table(figures: Sequence[DecodeFigures], concurrency: int) -> Table:
             f"{entry.tokens_per_s / plain[entry.category].tokens_per_s:.2f}",
             end_section=entry.drafters == figures[-1].drafters,
         )
+    return table
+
+
+def _kernel_table(report: KernelReport) -> Table:
+    """Two lines a shape: GB/s of weights and GOP/s by rows, beside the read bandwidth."""
+    table = Table(
+        title=f"Linear layers: variant {report.variant}, {report.threads} threads, memory reads "
+        f"{report.read_gigabytes_per_second:.1f} GB/s",
+        title_justify="left",
+    )
+    table.add_column("layer")
+    table.add_column("unit")
+    for time in report.shapes[0].times:
+        table.add_column(str(time.rows), justify="right")
+    for shape in report.shapes:
+        name = f"{shape.format} {shape.outputs} x {shape.inputs} ({shape.matrices})"
+        table.add_row(name, "GB/s", *(f"{t.gigabytes_per_second:.1f}" for t in shape.times))
+        table.add_row("", "GOP/s", *(f"{t.gigaops_per_second:.0f}" for t in shape.times))
     return table

@@ -9,8 +9,6 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 from engine.kernels import load_native
 
@@ -126,21 +124,3 @@ def _time(pool: ThreadPool, variant: str, group: Sequence[PackedMatrix], rows: i
         gigabytes_per_second=len(some) * size / seconds / 1e9,
         gigaops_per_second=2 * rows * weights / seconds / 1e9,
     )
-
-
-def print_report(report: KernelReport, console: Console) -> None:
-    """Two lines a shape: GB/s of weights and GOP/s by rows, beside the read bandwidth."""
-    table = Table(
-        title=f"Linear layers: variant {report.variant}, {report.threads} threads, memory reads "
-        f"{report.read_gigabytes_per_second:.1f} GB/s",
-        title_justify="left",
-    )
-    table.add_column("layer")
-    table.add_column("unit")
-    for time in report.shapes[0].times:
-        table.add_column(str(time.rows), justify="right")
-    for shape in report.shapes:
-        name = f"{shape.format} {shape.outputs} x {shape.inputs} ({shape.matrices})"
-        table.add_row(name, "GB/s", *(f"{t.gigabytes_per_second:.1f}" for t in shape.times))
-        table.add_row("", "GOP/s", *(f"{t.gigaops_per_second:.0f}" for t in shape.times))
-    console.print(table)
