@@ -12,15 +12,27 @@ from starlette.middleware import Middleware
 
 from engine.async_engine import AsyncEngine, EngineState
 from engine.config import Config
+from server import VERSION
 from server.body_limit import BodyLimitMiddleware
 from server.catch_all import CatchAllMiddleware
 from server.context import ServerContext
 from server.errors import add_error_handlers
 from server.prometheus import make_registry
 from server.request_id import RequestIdMiddleware
-from server.routes import chat, completions, health, metrics, models, speculation
+from server.routes import (
+    chat,
+    completions,
+    health,
+    metrics,
+    models,
+    speculation,
+    tokenize,
+    version,
+)
 
 logger = logging.getLogger(__name__)
+
+_ROUTES = (completions, chat, tokenize, models, speculation, version, health, metrics)
 
 OnLoaded = Callable[[BaseException | None], None]
 
@@ -54,7 +66,7 @@ def create_app(engine: AsyncEngine, config: Config, *, on_loaded: OnLoaded = log
 
     app = FastAPI(
         title="Slipstream",
-        version="1",
+        version=VERSION,
         lifespan=lifespan,
         redirect_slashes=False,
         middleware=[
@@ -66,7 +78,7 @@ def create_app(engine: AsyncEngine, config: Config, *, on_loaded: OnLoaded = log
     app.state.context = ServerContext(engine, config)
     app.state.metrics_registry = make_registry(engine, vllm_names=config.metrics.vllm_names)
     add_error_handlers(app)
-    for routes in (completions, chat, models, speculation, health, metrics):
+    for routes in _ROUTES:
         app.include_router(routes.router)
     return app
 

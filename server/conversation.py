@@ -7,7 +7,7 @@ from typing import Any
 
 import pydantic_core
 
-from engine.request import RequestError
+from engine.request import ChatOptions, RequestError
 from server.schemas.chat import ChatMessage
 from server.schemas.content import TextPart
 from server.schemas.tools import NamedToolChoice, Tool, ToolCall
@@ -33,6 +33,37 @@ def template_messages(messages: Sequence[ChatMessage]) -> tuple[Message, ...]:
     """
     return tuple(
         _template_message(message, f"messages.{number}") for number, message in enumerate(messages)
+    )
+
+
+def chat_options(
+    messages: Sequence[ChatMessage],
+    tools: Sequence[Tool] | None,
+    *,
+    add_generation_prompt: bool | None,
+    continue_final_message: bool | None,
+    args: Mapping[str, Any] | None,
+) -> ChatOptions:
+    """
+    Raises:
+        RequestError: options that exclude each other, or that a client may not set.
+    """
+    continues = bool(continue_final_message)
+    if continues and add_generation_prompt:
+        raise RequestError(
+            "'add_generation_prompt' and 'continue_final_message' exclude each other.",
+            param="add_generation_prompt",
+        )
+    if continues and messages[-1].role != "assistant":
+        raise RequestError(
+            "'continue_final_message' needs an assistant message last.",
+            param="continue_final_message",
+        )
+    return ChatOptions(
+        tools=template_tools(tools),
+        add_generation_prompt=not continues and add_generation_prompt is not False,
+        continue_final_message=continues,
+        template_args=template_args(args),
     )
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from engine.request import ChatOptions, RequestError
+from engine.request import RequestError
 from server.answer import answer
 from server.context import Context, ServerContext
-from server.conversation import active_tools, template_args, template_messages, template_tools
+from server.conversation import active_tools, chat_options, template_messages
 from server.disconnect import run_until_disconnect
 from server.generation import Generation
 from server.json_route import JsonRoute
@@ -41,7 +41,13 @@ async def _complete_chat(body: ChatRequest, context: ServerContext) -> Response:
     turn = await prepare_turn(
         context,
         template_messages(body.messages),
-        _options(body),
+        chat_options(
+            body.messages,
+            active_tools(body.tools, body.tool_choice),
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=body.continue_final_message,
+            args=body.chat_template_kwargs,
+        ),
         body,
         max_tokens=body.max_completion_tokens or body.max_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
@@ -81,26 +87,6 @@ def _check(body: ChatRequest, context: ServerContext) -> None:
             "'max_tokens' and 'max_completion_tokens' differ; set only one of them.",
             param="max_tokens",
         )
-
-
-def _options(body: ChatRequest) -> ChatOptions:
-    continues = bool(body.continue_final_message)
-    if continues and body.add_generation_prompt:
-        raise RequestError(
-            "'add_generation_prompt' and 'continue_final_message' exclude each other.",
-            param="add_generation_prompt",
-        )
-    if continues and body.messages[-1].role != "assistant":
-        raise RequestError(
-            "'continue_final_message' needs an assistant message last.",
-            param="continue_final_message",
-        )
-    return ChatOptions(
-        tools=template_tools(active_tools(body.tools, body.tool_choice)),
-        add_generation_prompt=not continues and body.add_generation_prompt is not False,
-        continue_final_message=continues,
-        template_args=template_args(body.chat_template_kwargs),
-    )
 
 
 def _in_chat_terms(error: RequestError, body: ChatRequest) -> RequestError:

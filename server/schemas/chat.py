@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import FailFast, Field
+from typing_extensions import TypeAliasType
 
 from server.schemas.common import CompletionUsage, RequestModel, ResponseModel
 from server.schemas.content import TextContent
@@ -23,7 +24,9 @@ class ChatMessage(RequestModel):
     tool_call_id: str | None = None
 
 
-ChatMessages = Annotated[list[ChatMessage], FailFast(), Field(min_length=1)]
+ChatMessages = TypeAliasType(
+    "ChatMessages", Annotated[list[ChatMessage], FailFast(), Field(min_length=1)]
+)
 
 
 class ChatRequest(SamplingFields):

@@ -58,6 +58,10 @@ class CompletionUsage(ResponseModel):
     speculation: SpeculationUsage | None = None
 
 
+class Version(ResponseModel):
+    version: str
+
+
 class ErrorDetail(ResponseModel):
     message: str
     type: str

@@ -1,0 +1,76 @@
+"""POST /tokenize and /detokenize."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter, Response
+
+from engine.request import RequestError
+from server.answer import json_response
+from server.context import Context, ServerContext
+from server.conversation import chat_options, template_messages
+from server.json_route import JsonRoute
+from server.render.tokens import token_text
+from server.schemas.common import ErrorBody
+from server.schemas.tokenize import (
+    Detokenized,
+    DetokenizeRequest,
+    Tokenized,
+    TokenizeRequest,
+)
+from server.turn import encode_turn
+
+router = APIRouter(route_class=JsonRoute)
+errors: dict[int | str, dict[str, Any]] = {"4XX": {"model": ErrorBody}}
+
+
+@router.post("/tokenize", response_model=None, responses={200: {"model": Tokenized}, **errors})
+async def tokenize(body: TokenizeRequest, context: Context) -> Response:
+    _require_model(body.model, context)
+    tokens = await _token_ids(body, context)
+    strings = None
+    if body.return_token_strs:
+        strings = [token_text(context.engine.tokenizer.pieces[i]) for i in tokens]
+    return json_response(
+        Tokenized(
+            count=len(tokens),
+            max_model_len=context.engine.limits.max_context,
+            tokens=tokens,
+            token_strs=strings,
+        )
+    )
+
+
+@router.post("/detokenize", response_model=None, responses={200: {"model": Detokenized}, **errors})
+async def detokenize(body: DetokenizeRequest, context: Context) -> Response:
+    _require_model(body.model, context)
+    tokenizer = context.engine.tokenizer
+    num_known = len(tokenizer.pieces)
+    if max(body.tokens, default=0) >= num_known:
+        raise RequestError(f"Token ids must lie between 0 and {num_known - 1}.", param="tokens")
+    whole = await asyncio.to_thread(tokenizer.bytes_of, body.tokens)
+    return json_response(Detokenized(prompt=whole.decode(errors="replace")))
+
+
+async def _token_ids(body: TokenizeRequest, context: ServerContext) -> list[int]:
+    if (body.prompt is None) == (body.messages is None):
+        raise RequestError("Exactly one of 'prompt' and 'messages' must be given.", param="prompt")
+    if body.prompt is not None:
+        with_special = body.add_special_tokens is not False
+        return await context.engine.encode(body.prompt, add_special_tokens=with_special)
+    messages = body.messages or []
+    options = chat_options(
+        messages,
+        body.tools,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+        args=body.chat_template_kwargs,
+    )
+    return list(await encode_turn(context, template_messages(messages), options))
+
+
+def _require_model(name: str | None, context: ServerContext) -> None:
+    if name is not None:
+        context.require_model(name)
