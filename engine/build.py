@@ -71,12 +71,17 @@ class EngineParts:
         }
 
     def assemble(
-        self, drafters: Sequence[Drafter], *, prefix_cache: bool | None = None
+        self,
+        drafters: Sequence[Drafter],
+        *,
+        prefix_cache: bool | None = None,
+        policy: Policy | None = None,
     ) -> EngineCore:
         """A core with an empty queue and prefix cache that asks the given drafters.
 
         Args:
             prefix_cache: default: as configured.
+            policy: default: as configured.
         """
         config, target = self.config, self.target
         return EngineCore(
@@ -94,20 +99,23 @@ class EngineParts:
                 prefill_chunk=config.scheduler.prefill_chunk,
                 clock=time.monotonic,
             ),
-            speculator=self._speculator(drafters),
+            speculator=Speculator(
+                drafters,
+                policy or self._policy(drafters),
+                max_length=config.speculation.max_draft_length,
+            ),
             limits=self.limits,
             clock=time.monotonic,
             sampling_defaults=self.sampling_defaults,
             grammars=self.grammars,
         )
 
-    def _speculator(self, drafters: Sequence[Drafter]) -> Speculator:
+    def _policy(self, drafters: Sequence[Drafter]) -> Policy:
         speculation = self.config.speculation
-        policy: Policy = FixedPolicy(speculation.draft_length)
-        if speculation.policy == "auto":
-            costs = {drafter.name: drafter.cost for drafter in drafters}
-            policy = GoodputPolicy(costs, first_length=speculation.draft_length)
-        return Speculator(drafters, policy, max_length=speculation.max_draft_length)
+        if speculation.policy == "fixed":
+            return FixedPolicy(speculation.draft_length)
+        costs = {drafter.name: drafter.cost for drafter in drafters}
+        return GoodputPolicy(costs, first_length=speculation.draft_length)
 
 
 def load_parts(config: Config) -> EngineParts:

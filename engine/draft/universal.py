@@ -109,22 +109,11 @@ class UniversalDrafter:
     def _follower(self, sequence: TokenSequence) -> _Follower:
         follower = self._followers.get(sequence.request_id)
         if follower is None:
-            prompt_ids = self._prompt_ids(sequence.request.source)
+            prompt_ids = encode_prompt(sequence.request.source, self._tokenizer)
             follower = _Follower(self.model.start(prompt_ids), len(prompt_ids))
             follower.lost = not prompt_ids or max(prompt_ids) >= self.model.vocab_size
             self._followers[sequence.request_id] = follower
         return follower
-
-    def _prompt_ids(self, source: ChatPrompt | TextPrompt) -> list[int]:
-        if isinstance(source, TextPrompt):
-            return self._tokenizer.encode(source.text)
-        if self._tokenizer.has_chat_template:
-            try:
-                return self._tokenizer.encode_chat(source.messages, source.options)
-            except RequestError:
-                pass  # a template that wants other roles: the plain conversation below serves
-        turns = [f"{message['role']}: {message['content']}\n\n" for message in source.messages]
-        return self._tokenizer.encode("".join([*turns, "assistant: "]))
 
     def _follow(self, follower: _Follower, sequence: TokenSequence) -> None:
         """Take over newly committed output; drafted tokens that turned out right keep their KV."""
@@ -179,6 +168,19 @@ class UniversalDrafter:
         if isinstance(source, ChatPrompt) and target.end_of_turn_id is not None:
             return target.end_of_turn_id
         return target.end_of_text_id
+
+
+def encode_prompt(source: ChatPrompt | TextPrompt, tokenizer: TextTokenizer) -> list[int]:
+    """A request's prompt for a model of its own tokenizer and chat template."""
+    if isinstance(source, TextPrompt):
+        return tokenizer.encode(source.text)
+    if tokenizer.has_chat_template:
+        try:
+            return tokenizer.encode_chat(source.messages, source.options)
+        except RequestError:
+            pass  # a template that wants other roles: the plain conversation below serves
+    turns = [f"{message['role']}: {message['content']}\n\n" for message in source.messages]
+    return tokenizer.encode("".join([*turns, "assistant: "]))
 
 
 def _noise_ids(vocab_size: int, draft: TextTokenizer, target: TextTokenizer) -> torch.Tensor:
