@@ -144,9 +144,6 @@ class SpeculationParams:
     own token."""
 
 
-@dataclass(frozen=True, slots=True)
-class GenerationRequest:
-    """One sequence to generate. Plain and picklable."""
 GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "lark"]
 
 
@@ -163,6 +160,9 @@ class GrammarSpec:
     reasoning; what comes before is free."""
 
 
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One sequence to generate. Plain and picklable."""
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
@@ -172,10 +172,10 @@ class GrammarSpec:
     prediction: str | None = None
     """Text the client expects in the output."""
     speculation: SpeculationParams = SpeculationParams()
+    grammar: GrammarSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
-    grammar: GrammarSpec | None = None
 class TokenLogprob:
     """One token's log-probability and the likeliest alternatives, from the unprocessed logits."""
 
