@@ -23,7 +23,11 @@ def json_response(body: ResponseModel) -> Response:
 async def answer(generation: Generation, renderer: Renderer[Piece], *, stream: bool) -> Response:
     """The response of a generation, which is closed when the response is over."""
     if stream:
-        return EventStream(_events(generation, renderer), generation.close)
+        return EventStream(
+            _events(generation, renderer),
+            on_failure=renderer.failure,
+            on_close=generation.close,
+        )
     try:
         async with aclosing(generation.outputs()) as outputs:
             pieces = [renderer.take(index, output) async for index, output in outputs]

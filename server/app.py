@@ -25,6 +25,7 @@ from server.routes import (
     health,
     metrics,
     models,
+    responses,
     speculation,
     tokenize,
     version,
@@ -32,7 +33,18 @@ from server.routes import (
 
 logger = logging.getLogger(__name__)
 
-_ROUTES = (completions, chat, tokenize, models, speculation, version, health, metrics)
+_ROUTERS = (
+    completions.router,
+    chat.router,
+    responses.router,
+    responses.reading_router,
+    tokenize.router,
+    models.router,
+    speculation.router,
+    version.router,
+    health.router,
+    metrics.router,
+)
 
 OnLoaded = Callable[[BaseException | None], None]
 
@@ -78,8 +90,8 @@ def create_app(engine: AsyncEngine, config: Config, *, on_loaded: OnLoaded = log
     app.state.context = ServerContext(engine, config)
     app.state.metrics_registry = make_registry(engine, vllm_names=config.metrics.vllm_names)
     add_error_handlers(app)
-    for routes in _ROUTES:
-        app.include_router(routes.router)
+    for router in _ROUTERS:
+        app.include_router(router)
     return app
 
 

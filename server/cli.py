@@ -84,9 +84,16 @@ def _configure_bench(parser: argparse.ArgumentParser) -> Run:
     return configure_bench(parser, add_config_arguments(parser))
 
 
+def _configure_doctor(parser: argparse.ArgumentParser) -> Run:
+    from server.doctor import configure_doctor
+
+    return configure_doctor(parser, add_config_arguments(parser))
+
+
 SUBCOMMANDS = (
     Subcommand("serve", "serve a model over HTTP with OpenAI's API", _configure_serve),
     Subcommand("bench", "measure passes, drafters and throughput without HTTP", _configure_bench),
+    Subcommand("doctor", "examine a pair of target and draft on this machine", _configure_doctor),
     Subcommand("pull", "fetch a model ahead of its use and print where it is", _configure_pull),
 )
 

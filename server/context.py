@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -13,6 +13,7 @@ from engine.async_engine import AsyncEngine
 from engine.config import Config
 from server.errors import ApiError
 from server.render.renderer import ResponseHead
+from server.response_store import ResponseStore
 from server.sampling import SamplingRules
 
 
@@ -20,6 +21,7 @@ from server.sampling import SamplingRules
 class ServerContext:
     engine: AsyncEngine
     config: Config
+    responses: ResponseStore = field(default_factory=ResponseStore)
 
     @property
     def sampling_rules(self) -> SamplingRules:

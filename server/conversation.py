@@ -12,8 +12,8 @@ from server.schemas.chat import ChatMessage
 from server.schemas.content import TextPart
 from server.schemas.tools import NamedToolChoice, Tool, ToolCall
 
-# Chat templates know no developer; OpenAI gives its words the system's rank.
-_TEMPLATE_ROLES = {"developer": "system"}
+TEMPLATE_ROLES = {"developer": "system"}
+"""Chat templates know no developer; OpenAI gives its words the system's rank."""
 
 SAFE_TEMPLATE_ARGS: Mapping[str, type] = {
     "enable_thinking": bool,
@@ -77,7 +77,7 @@ def template_tools(tools: Sequence[Tool] | None) -> tuple[Mapping[str, Any], ...
         if tool.function.name in names:
             raise RequestError(
                 f"Two tools are called {tool.function.name!r}.",
-                param=f"tools.{number}.function.name",
+                param=f"tools.{number}",
             )
         names.add(tool.function.name)
     return tuple(tool.model_dump(exclude_none=True) for tool in tools or ())
@@ -148,7 +148,7 @@ def _template_message(message: ChatMessage, param: str) -> Message:
     if message.content is None and not calls:
         raise _missing_content(message, param)
     answer: Message = {
-        "role": _TEMPLATE_ROLES.get(message.role, message.role),
+        "role": TEMPLATE_ROLES.get(message.role, message.role),
         "content": _text(message.content),
     }
     if message.role == "tool":

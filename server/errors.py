@@ -73,6 +73,17 @@ def to_api_error(error: Exception) -> ApiError:
     return ApiError(500, INTERNAL_ERROR)
 
 
+def in_api_terms(error: RequestError, names: Mapping[str, str]) -> RequestError:
+    """The engine's error with its field under the name that an API gives it.
+
+    Args:
+        names: the API's name of a field by the engine's, where they differ.
+    """
+    own = error.param or ""
+    name = names.get(own, error.param)
+    return RequestError(str(error).replace(f"{own}=", f"{name}="), param=name, code=error.code)
+
+
 def add_error_handlers(app: FastAPI) -> None:
     """Answer every foreseen exception of a route, and the router's own, in OpenAI's shape."""
 

@@ -49,6 +49,20 @@ UNSUPPORTED_CHAT: Mapping[str, NoOps] = {
     "web_search_options": (),
 }
 
+UNSUPPORTED_RESPONSES: Mapping[str, NoOps] = {
+    **UNSUPPORTED_ANYWHERE,
+    "background": (False,),
+    "chat_template": (),
+    "context_management": ([],),
+    "conversation": (),
+    "include": ([],),
+    "max_tool_calls": (),
+    "prompt": (),
+    "text": ({}, {"format": {"type": "text"}}),
+    "top_logprobs": (0,),
+    "truncation": ("disabled",),
+}
+
 UNSUPPORTED_MESSAGE: Mapping[str, NoOps] = {
     "audio": (),
     "function_call": (),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.request import RequestOutput, TokenLogprob, Usage
+from server.errors import ApiError
 from server.parsing.answer import AnswerFormat
 from server.parsing.deltas import (
     Delta,
@@ -31,6 +32,7 @@ from server.schemas.chat import (
     ChatTokenLogprob,
     TopLogprob,
 )
+from server.schemas.common import ErrorBody
 from server.schemas.tools import FunctionCall, FunctionCallDelta, ToolCallAnswer, ToolCallDelta
 
 
@@ -124,6 +126,9 @@ class ChatRenderer:
                 usage=self._usage.body(usage, self._reasoning_tokens),
                 **self._head,
             )
+
+    def failure(self, error: ApiError) -> Iterable[ErrorBody]:
+        yield error.body
 
     def response(self, pieces: Sequence[ChatPiece], usage: Usage) -> ChatCompletion:
         by_choice: list[list[ChatPiece]] = [[] for _ in self._parsers]

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from engine.request import RequestOutput, TokenLogprob, Usage
+from server.errors import ApiError
 from server.render.best_of import BestOf
 from server.render.renderer import ResponseHead
 from server.render.tokens import api_finish_reason, json_logprob, num_characters, token_text
 from server.render.usage import UsageReport
+from server.schemas.common import ErrorBody
 from server.schemas.completions import Completion, CompletionChoice, CompletionLogprobs
 
 
@@ -107,6 +109,9 @@ class CompletionRenderer:
     def closing(self, usage: Usage) -> Iterable[Completion]:
         if self._usage.at_end:
             yield self._body([], {"usage": self._usage.body(usage)})
+
+    def failure(self, error: ApiError) -> Iterable[ErrorBody]:
+        yield error.body
 
     def response(self, pieces: Sequence[CompletionPiece], usage: Usage) -> Completion:
         by_choice: list[list[CompletionPiece]] = [[] for _ in self._states]

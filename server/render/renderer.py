@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol, TypedDict, TypeVar
 
 from engine.request import RequestOutput, Usage
+from server.errors import ApiError
 from server.schemas.common import ResponseModel
 
 Piece = TypeVar("Piece")
@@ -40,6 +41,9 @@ class Renderer(Protocol[Piece]):
 
     def closing(self, usage: Usage) -> Iterable[ResponseModel]:
         """What a stream sends behind the last piece."""
+
+    def failure(self, error: ApiError) -> Iterable[ResponseModel]:
+        """What a stream that can't go on sends before it ends."""
 
     def response(self, pieces: Sequence[Piece], usage: Usage) -> ResponseModel:
         """The whole response, from all the pieces in order."""

@@ -12,6 +12,7 @@ from server.answer import answer
 from server.context import Context, ServerContext
 from server.conversation import active_tools, chat_options, template_messages
 from server.disconnect import run_until_disconnect
+from server.errors import in_api_terms
 from server.generation import Generation
 from server.json_route import JsonRoute
 from server.render.chat import ChatRenderer
@@ -67,7 +68,10 @@ async def _complete_chat(body: ChatRequest, context: ServerContext) -> Response:
             context.engine, [turn.prompt], num_choices=n, response_id=response_id
         )
     except RequestError as error:
-        raise _in_chat_terms(error, body) from error
+        names = {"prompt": "messages"}
+        if body.max_completion_tokens is not None:
+            names["max_tokens"] = "max_completion_tokens"
+        raise in_api_terms(error, names) from error
     return await answer(generation, renderer, stream=bool(body.stream))
 
 
@@ -87,13 +91,3 @@ def _check(body: ChatRequest, context: ServerContext) -> None:
             "'max_tokens' and 'max_completion_tokens' differ; set only one of them.",
             param="max_tokens",
         )
-
-
-def _in_chat_terms(error: RequestError, body: ChatRequest) -> RequestError:
-    """The engine's error with its field under the name that this API gives it."""
-    param = error.param
-    if param == "prompt":
-        param = "messages"
-    elif param == "max_tokens" and body.max_completion_tokens is not None:
-        param = "max_completion_tokens"
-    return RequestError(str(error), param=param, code=error.code)

@@ -20,6 +20,12 @@ class ResponseModel(BaseModel):
         return self.model_dump_json(exclude_unset=True)
 
 
+class NamedEvent(ResponseModel):
+    """A server-sent event that has its type as its name."""
+
+    type: str
+
+
 class StreamOptions(RequestModel):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None

@@ -276,7 +276,7 @@ CHAT = [
     ({"tools": [tool(parameters=5)]}, "tools.0.function.parameters", "dictionary"),
     ({"tools": [tool(parameters=[])]}, "tools.0.function.parameters", "dictionary"),
     ({"tools": [tool(strict="yes")]}, "tools.0.function.strict", "boolean"),
-    ({"tools": [tool(), tool()]}, "tools.1.function.name", "called 'f'"),
+    ({"tools": [tool(), tool()]}, "tools.1", "called 'f'"),
     ({"tool_choice": "required"}, "tool_choice", "only allowed with 'tools'"),
     ({"tool_choice": "required", "tools": [tool()]}, "tool_choice", "can't be enforced"),
     ({"tool_choice": "any", "tools": [tool()]}, "tool_choice", "'required'"),

@@ -1,0 +1,169 @@
+"""POST /v1/responses, GET and DELETE /v1/responses/{id}."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from engine.request import ChatOptions, RequestError
+from server.answer import answer, json_response
+from server.context import Context, ServerContext
+from server.conversation import Message, active_tools, template_args, template_tools
+from server.disconnect import run_until_disconnect
+from server.errors import ApiError, in_api_terms
+from server.generation import Generation
+from server.items import MessageBuilder, add_answer, add_input, chat_tool_choice, chat_tools
+from server.json_route import JsonRoute
+from server.render.blocks import Block
+from server.render.responses import ResponsesRenderer
+from server.response_store import StoredResponse
+from server.schemas.common import ErrorBody
+from server.schemas.responses import (
+    DeletedResponse,
+    ResponseBody,
+    ResponsesRequest,
+)
+from server.turn import Turn, prepare_turn
+from server.unsupported import UNSUPPORTED_RESPONSES, refuse_unsupported
+
+router = APIRouter(route_class=JsonRoute)
+reading_router = APIRouter()
+errors: dict[int | str, dict[str, Any]] = {"4XX": {"model": ErrorBody}}
+found: dict[int | str, dict[str, Any]] = {200: {"model": ResponseBody}, **errors}
+
+_PARAMS = {"prompt": "input", "messages": "input", "max_tokens": "max_output_tokens"}
+"""The engine's names of fields that are called otherwise here."""
+
+
+@router.post("/v1/responses", response_model=None, responses=found)
+async def create_response(body: ResponsesRequest, request: Request, context: Context) -> Response:
+    return await run_until_disconnect(request.receive, _respond(body, context))
+
+
+@reading_router.get("/v1/responses/{response_id}", response_model=None, responses=found)
+async def get_response(response_id: str, context: Context) -> Response:
+    return Response(_stored(response_id, context).body, media_type="application/json")
+
+
+@reading_router.delete(
+    "/v1/responses/{response_id}",
+    response_model=None,
+    responses={200: {"model": DeletedResponse}, **errors},
+)
+async def delete_response(response_id: str, context: Context) -> Response:
+    if not context.responses.delete(response_id):
+        raise _not_found(response_id)
+    return json_response(DeletedResponse(id=response_id, object="response", deleted=True))
+
+
+async def _respond(body: ResponsesRequest, context: ServerContext) -> Response:
+    context.require_model(body.model)
+    refuse_unsupported(body.model_extra, UNSUPPORTED_RESPONSES)
+    if body.n not in (None, 1):
+        raise RequestError("A response has one answer: 'n' must be 1.", param="n")
+    conversation = MessageBuilder()
+    if body.previous_response_id is not None:
+        previous = _stored(body.previous_response_id, context, "previous_response_id")
+        conversation = MessageBuilder(previous.messages)
+    add_input(conversation, body)
+    messages = tuple(conversation.messages)
+    if body.instructions is not None:
+        messages = ({"role": "system", "content": body.instructions}, *messages)
+    response_id = f"resp_{uuid.uuid4().hex}"
+    try:
+        turn = await _prepare(body, messages, context)
+        renderer = ResponsesRenderer(
+            _settings(body, turn, response_id, context),
+            turn.answer_format.parser(),
+            _keep(body, response_id, conversation, context),
+        )
+        # Another id than the response's: the engine shows its ids, and this one gives access.
+        generation = Generation.submit(
+            context.engine, [turn.prompt], num_choices=1, response_id=f"gen-{uuid.uuid4().hex}"
+        )
+    except RequestError as error:
+        raise in_api_terms(error, _PARAMS) from error
+    return await answer(generation, renderer, stream=bool(body.stream))
+
+
+async def _prepare(
+    body: ResponsesRequest, messages: tuple[Message, ...], context: ServerContext
+) -> Turn:
+    tools = active_tools(chat_tools(body.tools), chat_tool_choice(body.tool_choice))
+    args = template_args(body.chat_template_kwargs)
+    effort = body.reasoning.effort if body.reasoning else None
+    if effort is not None:
+        args = {"enable_thinking": effort != "none", "reasoning_effort": effort, **args}
+    return await prepare_turn(
+        context,
+        messages,
+        ChatOptions(tools=template_tools(tools), template_args=args),
+        body,
+        max_tokens=body.max_output_tokens,
+        logprobs=None,
+        max_calls=1 if body.parallel_tool_calls is False else None,
+    )
+
+
+def _settings(
+    body: ResponsesRequest, turn: Turn, response_id: str, context: ServerContext
+) -> dict[str, Any]:
+    head = context.response_head(response_id)
+    params = turn.prompt.params
+    choice = body.tool_choice or "auto"
+    return {
+        "id": response_id,
+        "created_at": head["created"],
+        "model": head["model"],
+        "error": None,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "metadata": body.metadata or {},
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": body.previous_response_id,
+        "reasoning": {"effort": body.reasoning.effort if body.reasoning else None, "summary": None},
+        "store": body.store is not False,
+        "temperature": params.temperature,
+        "text": {"format": {"type": "text"}},
+        "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
+        "tools": [tool.model_dump() for tool in body.tools or ()],
+        "top_p": params.top_p,
+        "truncation": "disabled",
+        "user": body.user,
+    }
+
+
+def _keep(
+    body: ResponsesRequest,
+    response_id: str,
+    conversation: MessageBuilder,
+    context: ServerContext,
+) -> Callable[[ResponseBody, Sequence[Block]], None]:
+    """Stores the final response unless the client does not want it."""
+
+    def keep(final: ResponseBody, blocks: Sequence[Block]) -> None:
+        if body.store is not False:
+            add_answer(conversation, blocks)
+            stored = StoredResponse(final.to_json(), tuple(conversation.messages))
+            context.responses.put(response_id, stored)
+
+    return keep
+
+
+def _stored(response_id: str, context: ServerContext, param: str = "response_id") -> StoredResponse:
+    stored = context.responses.get(response_id)
+    if stored is None:
+        raise _not_found(response_id, param)
+    return stored
+
+
+def _not_found(response_id: str, param: str = "response_id") -> ApiError:
+    return ApiError(
+        404,
+        f"The server has no response {response_id[:64]!r}; it keeps a limited number.",
+        param=param,
+        code="response_not_found",
+    )

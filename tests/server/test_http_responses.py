@@ -1,0 +1,362 @@
+"""/v1/responses against a scripted engine."""
+
+from __future__ import annotations
+
+import json
+
+import openai
+import pytest
+
+from engine.request import FinishReason
+from server.items import MessageBuilder
+from server.response_store import ResponseStore, StoredResponse
+from tests.server.live_server import live_server
+from tests.server.scripted_engine import Step, words
+
+WEATHER = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
+CALL = ["<tool_", 'call>{"name": "weather", "argu', 'ments": {"city": "Ro', 'me"}}</tool_call>']
+
+
+@pytest.fixture
+def respond(client):
+    async def respond(**fields):
+        body = {"model": "tiny/model", "input": "Hi", **fields}
+        return await client.http.post("/v1/responses", json=body)
+
+    return respond
+
+
+def named_events(response):
+    assert response.status_code == 200, response.text
+    *events, rest = response.content.decode().split("\n\n")
+    assert rest == ""
+    parsed = []
+    for event in events:
+        name, data = event.split("\n")
+        parsed.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {parsed[-1]['type']}"
+    assert [event["sequence_number"] for event in parsed] == list(range(len(parsed)))
+    return parsed
+
+
+async def test_whole_response(respond, engine):
+    body = (await respond(instructions="Be brief.", metadata={"a": "b"}, user="me")).json()
+    (item,) = body.pop("output")
+    assert body.pop("id").startswith("resp_")
+    assert item.pop("id").startswith("msg_")
+    part = {"type": "output_text", "text": "Hello world!", "annotations": [], "logprobs": []}
+    assert item == {
+        "type": "message",
+        "status": "completed",
+        "role": "assistant",
+        "content": [part],
+    }
+    assert body.pop("created_at") > 0
+    assert body == {
+        "object": "response",
+        "status": "completed",
+        "model": "tiny/model",
+        "usage": {
+            "input_tokens": 25,
+            "input_tokens_details": {"cached_tokens": 1},
+            "output_tokens": 3,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": 28,
+        },
+        "error": None,
+        "incomplete_details": None,
+        "instructions": "Be brief.",
+        "max_output_tokens": None,
+        "metadata": {"a": "b"},
+        "parallel_tool_calls": True,
+        "previous_response_id": None,
+        "reasoning": {"effort": None, "summary": None},
+        "store": True,
+        "temperature": 1.0,
+        "text": {"format": {"type": "text"}},
+        "tool_choice": "auto",
+        "tools": [],
+        "top_p": 1.0,
+        "truncation": "disabled",
+        "user": "me",
+    }
+    assert engine.submitted[0].source.messages == (
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hi"},
+    )
+
+
+async def test_stream(respond):
+    events = named_events(await respond(stream=True))
+    assert [event["type"].removeprefix("response.") for event in events] == [
+        "created", "in_progress", "output_item.added", "content_part.added", "output_text.delta",
+        "output_text.delta", "output_text.delta", "output_text.done", "content_part.done",
+        "output_item.done", "completed",
+    ]  # fmt: skip
+    assert events[2]["item"]["content"] == []
+    assert events[3]["part"]["text"] == ""
+    assert [event["delta"] for event in events[4:7]] == ["Hello", " world", "!"]
+    assert events[7]["text"] == events[8]["part"]["text"] == "Hello world!"
+    assert len({event["item_id"] for event in events[3:9]}) == 1
+    assert events[-1]["response"]["output"] == [events[9]["item"]]
+    assert events[-1]["response"]["usage"]["output_tokens"] == 3
+    assert events[0]["response"]["status"] == "in_progress"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_cut_off(respond, engine, stream):
+    response = await respond(max_output_tokens=2, stream=stream)
+    body = named_events(response)[-1]["response"] if stream else response.json()
+    assert engine.submitted[0].params.max_tokens == 2
+    assert body["status"] == body["output"][0]["status"] == "incomplete"
+    assert body["incomplete_details"] == {"reason": "max_output_tokens"}
+
+
+async def test_calls_and_their_outputs(respond, engine):
+    engine.script = lambda request: words("So:\n", *CALL, "\n", *CALL)
+    events = named_events(await respond(tools=[WEATHER], stream=True))
+    output = events[-1]["response"]["output"]
+    assert [item["type"] for item in output] == ["message", "function_call", "function_call"]
+    assert output[0]["content"][0]["text"] == "So:"
+    deltas = [e["delta"] for e in events if e["type"].endswith("arguments.delta")]
+    assert "".join(deltas) == '{"city": "Rome"}' * 2
+    done = [e for e in events if e["type"].endswith("arguments.done")]
+    for item, event in zip(output[1:], done, strict=True):
+        assert item["arguments"] == event["arguments"] == '{"city": "Rome"}'
+        assert (item["id"], item["name"]) == (event["item_id"], "weather")
+    first, second = (item["call_id"] for item in output[1:])
+    assert first != second
+    engine.script = lambda request: words("Sun.")
+    answers = [
+        {"type": "function_call_output", "call_id": call_id, "output": "Sun"}
+        for call_id in (first, second)
+    ]
+    previous = events[-1]["response"]["id"]
+    by_id = await respond(input=answers, previous_response_id=previous, tools=[WEATHER])
+    by_items = await respond(
+        input=[{"role": "user", "content": "Hi"}, *output, *answers], tools=[WEATHER]
+    )
+    assert by_id.status_code == by_items.status_code == 200
+    calls = [
+        {
+            "id": call_id,
+            "type": "function",
+            "function": {"name": "weather", "arguments": {"city": "Rome"}},
+        }
+        for call_id in (first, second)
+    ]
+    for request in engine.submitted[1:]:
+        assert request.source.messages == (
+            {"role": "user", "content": "Hi"},
+            {"role": "assistant", "content": "So:", "tool_calls": calls},
+            {"role": "tool", "content": "Sun", "tool_call_id": first},
+            {"role": "tool", "content": "Sun", "tool_call_id": second},
+        )
+
+
+async def test_reasoning_is_an_item_of_its_own(respond, engine):
+    engine.tokenizer.chat_template.source = "</think>"
+    engine.script = lambda request: words("<think>", "Hm", ".</think>", "Yes")
+    events = named_events(await respond(stream=True, reasoning={"effort": "low"}))
+    reasoning, message = events[-1]["response"]["output"]
+    assert (reasoning["type"], reasoning["content"][0]["text"]) == ("reasoning", "Hm.")
+    assert message["content"][0]["text"] == "Yes"
+    deltas = [e["delta"] for e in events if e["type"] == "response.reasoning_text.delta"]
+    assert "".join(deltas) == "Hm."
+    assert engine.submitted[0].source.options.template_args == {
+        "enable_thinking": True,
+        "reasoning_effort": "low",
+    }
+    await respond(
+        input=[
+            {"role": "user", "content": "Hi"},
+            reasoning,
+            message,
+            {"role": "user", "content": "So?"},
+        ]
+    )
+    assert engine.submitted[-1].source.messages[1] == {
+        "role": "assistant",
+        "content": "Yes",
+        "reasoning_content": "Hm.",
+    }
+
+
+async def test_previous_responses_carry_the_conversation_on_but_not_the_instructions(
+    respond, engine
+):
+    first = (await respond(instructions="Be brief.")).json()
+    second = (await respond(input="More", previous_response_id=first["id"])).json()
+    await respond(input="And?", previous_response_id=second["id"])
+    assert second["previous_response_id"] == first["id"]
+    assert [message["content"] for message in engine.submitted[-1].source.messages] == [
+        "Hi", "Hello world!", "More", "Hello world!", "And?"
+    ]  # fmt: skip
+    # Two answers to the same response know nothing of each other.
+    await respond(input="Else", previous_response_id=first["id"])
+    assert [message["content"] for message in engine.submitted[-1].source.messages] == [
+        "Hi", "Hello world!", "Else"
+    ]  # fmt: skip
+
+
+async def test_stored_responses_can_be_read_and_deleted(respond, client):
+    for stream in (False, True):
+        response = await respond(stream=stream)
+        body = named_events(response)[-1]["response"] if stream else response.json()
+        path = f"/v1/responses/{body['id']}"
+        assert (await client.http.get(path)).json() == body
+        deleted = (await client.http.delete(path)).json()
+        assert deleted == {"id": body["id"], "object": "response", "deleted": True}
+        for method in ("GET", "DELETE"):
+            response = await client.http.request(method, path)
+            assert response.status_code == 404
+            assert response.json()["error"]["code"] == "response_not_found"
+
+
+async def test_what_is_not_to_be_stored_is_not(respond, client):
+    body = (await respond(store=False)).json()
+    assert (await client.http.get(f"/v1/responses/{body['id']}")).status_code == 404
+    response = await respond(previous_response_id=body["id"])
+    assert response.status_code == 404
+    assert response.json()["error"]["param"] == "previous_response_id"
+
+
+async def test_engines_ids_do_not_give_access_to_responses(respond, engine):
+    body = (await respond()).json()
+    assert body["id"] not in engine.submitted[0].request_id
+
+
+async def test_error_in_mid_stream(respond, engine):
+    engine.script = lambda request: [
+        *words("a", finish=None),
+        Step("", (), FinishReason.ERROR, error="It broke."),
+    ]
+    last = named_events(await respond(stream=True))[-1]
+    assert (last["type"], last["message"]) == ("error", "It broke.")
+    assert (await respond()).status_code == 500
+
+
+def test_store_is_bounded_in_number_and_size():
+    def stored(size):
+        return StoredResponse("x" * size, ())
+
+    store = ResponseStore(max_responses=3, max_bytes=1000)
+    for name in "abc":
+        store.put(name, stored(100))
+    assert store.get("a") is not None
+    store.put("d", stored(100))
+    assert [name for name in "abcd" if store.get(name)] == ["a", "c", "d"]
+    store.put("e", stored(900))
+    assert [name for name in "abcde" if store.get(name)] == ["e"]
+    store.put("f", stored(5000))
+    assert len(store) == 0
+    assert store.num_bytes == 0
+    store.put("g", stored(10))
+    store.put("g", stored(20))
+    assert store.num_bytes == 22
+    assert store.delete("g")
+    assert not store.delete("g")
+    assert store.num_bytes == 0
+
+
+def test_builder_does_not_change_what_it_was_given():
+    given = ({"role": "assistant", "content": "a"},)
+    builder = MessageBuilder(given)
+    builder.add_text("b")
+    assert given[0]["content"] == "a"
+    assert len(builder.messages) == 2
+
+
+HI = {"role": "user", "content": "Hi"}
+INVALID = [
+    ({"input": None}, "input"),
+    ({"input": 5}, "input"),
+    ({"input": []}, "input"),
+    ({"input": ["Hi"]}, "input.0"),
+    ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0"),
+    ({"input": [{"role": "user"}]}, "input.0.content"),
+    ({"input": [{"role": "tool", "content": "x"}]}, "input.0.role"),
+    ({"input": [{"role": "user", "content": 5}]}, "input.0.content"),
+    ({"input": [{"role": "user", "content": [5]}]}, "input.0.content.0"),
+    (
+        {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+        "input.0.content.0.type",
+    ),
+    ({"input": [{"type": "function_call", "name": "f"}]}, "input.0.call_id"),
+    (
+        {"input": [{"type": "function_call", "name": "f", "call_id": "x", "arguments": "{"}]},
+        "input.0.arguments",
+    ),
+    ({"input": [{"type": "function_call_output", "call_id": "x"}]}, "input.0.output"),
+    ({"input": [{"type": "reasoning", "content": "x"}]}, "input.0.content"),
+    ({"input": "x" * 200}, "input"),
+    ({"instructions": 5}, "instructions"),
+    ({"max_output_tokens": 0}, "max_output_tokens"),
+    ({"max_output_tokens": 10**30}, "max_output_tokens"),
+    ({"max_output_tokens": 125}, "max_output_tokens"),
+    ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
+    ({"tools": [{"type": "function"}]}, "tools.0.name"),
+    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools.0.name"),
+    ({"tools": [WEATHER, WEATHER]}, "tools.1"),
+    ({"tools": [WEATHER], "tool_choice": "required"}, "tool_choice"),
+    ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice"),
+    ({"tool_choice": {"type": "file_search"}}, "tool_choice.type"),
+    ({"tool_choice": 5}, "tool_choice"),
+    ({"previous_response_id": 5}, "previous_response_id"),
+    ({"store": "yes"}, "store"),
+    ({"metadata": {"a": 5}}, "metadata.a"),
+    ({"metadata": []}, "metadata"),
+    ({"reasoning": "high"}, "reasoning"),
+    ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
+    ({"text": {"format": {"type": "json_object"}}}, "text"),
+    ({"truncation": "auto"}, "truncation"),
+    ({"background": True}, "background"),
+    ({"conversation": "x"}, "conversation"),
+    ({"include": ["x"]}, "include"),
+    ({"prompt": {"id": "x"}}, "prompt"),
+    ({"n": 2}, "n"),
+    ({"temperature": 3}, "temperature"),
+    ({"top_p": "1"}, "top_p"),
+    ({"stream": 1}, "stream"),
+    ({"chat_template": "x"}, "chat_template"),
+    ({"chat_template_kwargs": {"x": 1}}, "chat_template_kwargs.x"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param"), INVALID)
+async def test_invalid_input(respond, engine, fields, param):
+    response = await respond(**fields)
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert error["param"] == param, error
+    assert param.partition(".")[0] in error["message"] or param == "input"
+    assert engine.num_requests == 0
+    assert (await respond()).status_code == 200
+
+
+@pytest.fixture
+def openai_client(app):
+    with (
+        live_server(app) as url,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        yield client
+
+
+def test_openai_package(openai_client, engine):
+    engine.script = lambda request: words("So:", *CALL)
+    fields = {"model": "tiny/model", "input": "Hi", "tools": [WEATHER]}
+    whole = openai_client.responses.create(**fields)
+    with openai_client.responses.stream(**fields) as stream:
+        text = "".join(e.delta for e in stream if e.type == "response.output_text.delta")
+        final = stream.get_final_response()
+    assert whole.output_text == final.output_text == text == "So:"
+    for response in (whole, final):
+        call = response.output[1]
+        assert (call.type, call.name, call.arguments) == (
+            "function_call", "weather", '{"city": "Rome"}'
+        )  # fmt: skip
+    assert openai_client.responses.retrieve(whole.id).output_text == "So:"
+    openai_client.responses.delete(whole.id)
+    with pytest.raises(openai.NotFoundError):
+        openai_client.responses.retrieve(whole.id)
