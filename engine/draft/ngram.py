@@ -28,7 +28,10 @@ class SharedTexts:
         self._num_tokens = 0
 
     def add(self, request_id: str, token_ids: Sequence[int]) -> None:
-        """Keep a finished request's text; the oldest texts make room for it."""
+        """Keep a request's text, in place of its earlier one; the oldest texts make room for it."""
+        earlier = self._texts.pop(request_id, None)
+        if earlier is not None:
+            self._num_tokens -= len(earlier[0])
         text = list(token_ids[-self._max_tokens :])
         index = SuffixIndex(self._min_match, self._max_match)
         index.extend(text)
