@@ -219,7 +219,7 @@ def test_fifteen_neighbours_and_stale_drafts_change_no_bit(kv_dtype: str, tmp_pa
         assert torch.equal(run(alone, piece(tokens, 0, len(tokens), own, len(tokens) - 4)), rows)
 
 
-@pytest.mark.parametrize("block_size", [1, 7, 16, 32])
+@pytest.mark.parametrize("block_size", [1, 7, 16, 32, 48])
 def test_block_size_changes_no_value(block_size: int, tmp_path: Path) -> None:
     save_random_model(FAMILIES["mistral with a window"](), tmp_path)
     tokens = np.random.default_rng(6).integers(0, VOCAB, 70)

@@ -37,28 +37,49 @@ inline BlockRange block_range(const AttentionTask& t) {
   return {low / t.kv->block_size, high / t.kv->block_size + 1};
 }
 
+// Scores of kVectors x 16 tokens of a block from token `v` on, -inf where masked.
+template <KvType T, int kQueries, int kVectors>
+SLIPSTREAM_INLINE void block_scores(const AttentionTask& t, int block, int v, int64_t score_stride,
+                                    float* scores) {
+  const KvLayer& kv = *t.kv;
+  const int64_t keys = kv.key_offset(t.block_table[block], t.kv_head) + v;
+  Simd::F acc[kVectors][kQueries];
+  for (int j = 0; j < kVectors; ++j) {
+    for (int i = 0; i < kQueries; ++i) acc[j][i] = Simd::zero();
+  }
+  for (int d = 0; d < kv.head_dim; ++d) {
+    Simd::F k[kVectors];
+    for (int j = 0; j < kVectors; ++j) {
+      k[j] = load_kv<T>(kv.keys, keys + int64_t{d} * kv.padded_block + 16 * j);
+    }
+    for (int i = 0; i < kQueries; ++i) {
+      const Simd::F q = Simd::set1(t.q[i][d]);
+      for (int j = 0; j < kVectors; ++j) acc[j][i] = Simd::fma(k[j], q, acc[j][i]);
+    }
+  }
+  for (int j = 0; j < kVectors; ++j) {
+    const int start = block * kv.block_size + v + 16 * j;
+    const int in_block = kv.block_size - v - 16 * j - 1;
+    for (int i = 0; i < kQueries; ++i) {
+      const int last = t.position[i] - start < in_block ? t.position[i] - start : in_block;
+      const Simd::F s = Simd::mul(acc[j][i], Simd::set1(t.scale));
+      Simd::store(scores + i * score_stride + 16 * j,
+                  Simd::window(s, first_position(t, i) - start, last, kMinusInfinity));
+    }
+  }
+}
+
 // scores[query][vector of 16 tokens], -inf where masked.
 template <KvType T, int kQueries>
 void attention_scores(const AttentionTask& t, BlockRange range, int64_t score_stride) {
-  const KvLayer& kv = *t.kv;
+  const int padded = t.kv->padded_block;
   for (int b = range.begin; b < range.end; ++b) {
-    const int64_t keys = kv.key_offset(t.block_table[b], t.kv_head);
-    for (int v = 0; v < kv.padded_block; v += 16) {
-      Simd::F acc[kQueries];
-      for (int i = 0; i < kQueries; ++i) acc[i] = Simd::zero();
-      for (int d = 0; d < kv.head_dim; ++d) {
-        const Simd::F k = load_kv<T>(kv.keys, keys + int64_t{d} * kv.padded_block + v);
-        for (int i = 0; i < kQueries; ++i) acc[i] = Simd::fma(k, Simd::set1(t.q[i][d]), acc[i]);
-      }
-      const int start = b * kv.block_size + v;
-      const int in_block = kv.block_size - v - 1;
-      for (int i = 0; i < kQueries; ++i) {
-        const int last = t.position[i] - start < in_block ? t.position[i] - start : in_block;
-        const Simd::F s = Simd::mul(acc[i], Simd::set1(t.scale));
-        Simd::store(t.scores + i * score_stride + int64_t{b - range.begin} * kv.padded_block + v,
-                    Simd::window(s, first_position(t, i) - start, last, kMinusInfinity));
-      }
+    float* scores = t.scores + int64_t{b - range.begin} * padded;
+    int v = 0;
+    for (; v + 32 <= padded; v += 32) {
+      block_scores<T, kQueries, 2>(t, b, v, score_stride, scores + v);
     }
+    if (v < padded) block_scores<T, kQueries, 1>(t, b, v, score_stride, scores + v);
   }
 }
 
