@@ -154,7 +154,7 @@ def _matrix(weights: PackedWeights, name: str) -> PackedMatrix:
     packed = weights.matrices.get(name)
     if packed is None:
         raise UnsupportedModelError(f"the weights lack {name}")
-    return load_native().PackedMatrix(int(packed.format), packed.rows, packed.cols, packed.data)
+    return packed.native()
 
 
 def _top_weights(spec: DecoderSpec, weights: PackedWeights) -> dict[str, Any]:
