@@ -21,19 +21,19 @@ from engine.request import (
     EngineDeadError,
     FinishReason,
     GenerationRequest,
-    QueueFullError,
-    RequestOutput,
     GrammarSpec,
-    SamplingDefaults,
+    QueueFullError,
     RequestError,
+    RequestOutput,
+    SamplingDefaults,
     Usage,
 )
 
 if TYPE_CHECKING:  # torch and transformers take seconds to import; `load` imports them
     from engine.core import EngineCore
+    from engine.sampling.grammar_matcher import GrammarMatcher
     from engine.text.tokenizer import TextTokenizer
 
-    from engine.sampling.grammar_matcher import GrammarMatcher
 logger = logging.getLogger(__name__)
 
 _READ_ATTEMPTS = 20
@@ -102,9 +102,9 @@ class OutputStream:
 @dataclass(frozen=True, slots=True)
 class _Add:
     request: GenerationRequest
-
-
     matcher: GrammarMatcher | None
+
+
 @dataclass(frozen=True, slots=True)
 class _Abort:
     request_id: str
@@ -266,12 +266,12 @@ class AsyncEngine:
             raise QueueFullError(f"The server already holds {self._max_requests} requests.")
         if request.request_id in self._streams:
             raise ValueError(f"request id {request.request_id!r} is already in use")
+        grammar = request.grammar
+        matcher = None if grammar is None else self._ready_core().grammars.matcher(grammar)
         stream = OutputStream(self, request.request_id)
         self._streams[request.request_id] = stream
         self._post(_Add(request, matcher))
         return stream
-        grammar = request.grammar
-        matcher = None if grammar is None else self._ready_core().grammars.matcher(grammar)
 
     def abort(self, request_id: str) -> None:
         """Forget a request; nothing happens when it has ended already."""
