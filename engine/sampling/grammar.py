@@ -8,6 +8,7 @@ import threading
 from collections import OrderedDict
 from typing import Any, assert_never
 
+import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
@@ -19,6 +20,7 @@ _MAX_CACHED = 64
 _MAX_CACHED_BYTES = 512 << 10
 """Grammars are cached up to this much text; compiled ones are some hundred times larger."""
 
+_NUM_TRIAL_TOKENS = 8
 _ANSWER = "answer"
 """Name of the wanted grammar inside one that lets other text come first."""
 
@@ -54,6 +56,11 @@ class Grammars:
         self._lock = threading.Lock()
         self._matchers: dict[str, GrammarMatcher] = {}
 
+    @property
+    def num_compiled(self) -> int:
+        """Grammars kept ready for use."""
+        return len(self._compiled)
+
     def warm_up(self) -> None:
         """Index the vocabulary, which takes up to seconds, before the first request needs it."""
         if self._tokenizer.eos_ids:
@@ -66,7 +73,7 @@ class Grammars:
 
     @functools.cached_property
     def _vocabulary(self) -> LLTokenizer:
-        return GrammarVocabulary(self._tokenizer).for_logits(self._vocab_size)
+        return GrammarVocabulary(self._tokenizer, self._vocab_size).index()
 
     def compile(self, spec: GrammarSpec) -> None:
         """Make sure that a grammar is valid, and ready for use.
@@ -79,7 +86,7 @@ class Grammars:
 
     def matcher(self, spec: GrammarSpec) -> GrammarMatcher:
         """A matcher at the beginning of a grammar. Raises what `compile` raises."""
-        return GrammarMatcher(self._start(spec))
+        return GrammarMatcher(self._start(spec), lambda: self._renew(spec))
 
     def add(self, request: GenerationRequest, matcher: GrammarMatcher | None = None) -> None:
         """Follow a request until `forget`; without a grammar there is nothing to follow."""
@@ -99,7 +106,45 @@ class Grammars:
             if known is not None:
                 self._compiled.move_to_end(spec)
                 return known
+        if not self._tokenizer.eos_ids:
+            raise _refusal("the model has no end token, without which no output can be complete")
         start = self._compile(spec)
+        error = start.get_error() or self._error_ahead(start)
+        if error:
+            message = readable(error)
+            raise _refusal("no output satisfies it" if "NoExtension" in message else message)
+        self._keep(spec, start)
+        return start
+
+    def _renew(self, spec: GrammarSpec) -> LLMatcher:
+        """A new compilation, for one request only; the one that was kept has broken."""
+        with self._lock:
+            if self._compiled.pop(spec, None) is not None:
+                self._num_cached_bytes -= len(spec.text)
+        return self._compile(spec)
+
+    def _compile(self, spec: GrammarSpec) -> LLMatcher:
+        grammar = _llguidance_grammar(spec)
+        start = LLMatcher(self._vocabulary, grammar, log_level=0, limits=_limits())
+        if not start.is_error():
+            # The first mask builds most of the lexer, which every copy then shares.
+            start.compute_bitmask()
+        return start
+
+    def _error_ahead(self, start: LLMatcher) -> str:
+        """Follow a few tokens: a grammar that is too complex mostly shows it at once."""
+        matcher = start.deep_copy()
+        ends = frozenset(self._tokenizer.eos_ids)
+        for _ in range(_NUM_TRIAL_TOKENS):
+            mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+            allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little"))
+            token_id = next((int(i) for i in allowed if i not in ends), None)
+            if matcher.is_error() or token_id is None:
+                break
+            matcher.consume_token(token_id)
+        return matcher.get_error()
+
+    def _keep(self, spec: GrammarSpec, start: LLMatcher) -> None:
         with self._lock:
             if spec not in self._compiled:
                 self._compiled[spec] = start
@@ -109,22 +154,6 @@ class Grammars:
             ):
                 oldest, _ = self._compiled.popitem(last=False)
                 self._num_cached_bytes -= len(oldest.text)
-        return start
-
-    def _compile(self, spec: GrammarSpec) -> LLMatcher:
-        if not self._tokenizer.eos_ids:
-            raise _refusal("the model has no end token, without which no output can be complete")
-        grammar = _llguidance_grammar(spec)
-        start = LLMatcher(self._vocabulary, grammar, log_level=0, limits=_limits())
-        if not start.is_error():
-            # The first mask builds most of the lexer, which every copy then shares the result of.
-            start.compute_bitmask()
-        if start.is_error():
-            message = readable(start.get_error())
-            if "NoExtension" in message:
-                message = "no output satisfies it"
-            raise _refusal(message)
-        return start
 
 
 def _llguidance_grammar(spec: GrammarSpec) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from llguidance import LLMatcher
@@ -25,15 +26,23 @@ class GrammarCheck:
 
 
 class GrammarMatcher:
-    """Only committed tokens move it for good; drafts are tried and taken back."""
+    """Only committed tokens move it for good; drafts are tried and taken back.
 
-    def __init__(self, start: LLMatcher) -> None:
+    Matchers of one grammar share its lexer, which learns as it goes. When any of them, on any
+    path, exceeds the library's limits, the lexer is broken for all. So a matcher that meets an
+    error goes on with a lexer of its own, and from then on keeps away from drafts: whether the
+    grammar can follow an output depends on the output alone.
+    """
+
+    def __init__(self, start: LLMatcher, renew: Callable[[], LLMatcher]) -> None:
         """
         Args:
             start: a matcher at the beginning of the grammar; it is copied, not changed.
+            renew: makes another one, which shares nothing with it.
         """
-        self._start = start
         self._matcher = start.deep_copy()
+        self._renew = renew
+        self._isolated = False
         self._num_consumed = 0
 
     def catch_up(self, sequence: TokenSequence) -> None:
@@ -53,6 +62,16 @@ class GrammarMatcher:
         Args:
             masks: len(draft) + 1 rows; those that don't count are filled with ones.
         """
+        num_rows = self._try([] if self._isolated else draft, masks)
+        if self._matcher.is_error() and not self._isolated:
+            self._isolate(sequence)
+            if not num_rows:
+                num_rows = self._try([], masks)
+        masks[num_rows:] = _ALL_TOKENS
+        return GrammarCheck(masks, num_rows, None if num_rows else self._why_stuck())
+
+    def _try(self, draft: list[int], masks: BitMask) -> int:
+        """Fill masks along a draft, as far as the grammar allows it, and go back."""
         num_allowed = self._matcher.validate_tokens(draft) if draft else 0
         num_rows = num_tried = 0
         while self._fill(masks[num_rows]):
@@ -61,23 +80,20 @@ class GrammarMatcher:
                 break
             self._matcher.consume_token(draft[num_tried])
             num_tried += 1
-        error = None if num_rows else self._why_stuck()
         if num_tried:
-            self._take_back(sequence, num_tried)
-        masks[num_rows:] = _ALL_TOKENS
-        return GrammarCheck(masks, num_rows, error)
+            self._matcher.rollback(num_tried)
+        return num_rows
 
     def _fill(self, row: BitMask) -> bool:
         """Whether any token is allowed."""
         self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
         return not self._matcher.is_error() and bool(row.any())
 
-    def _take_back(self, sequence: TokenSequence, count: int) -> None:
-        # A matcher that ran into its limits on a draft's path stays broken: replay on a new one.
-        if self._matcher.is_error() or not self._matcher.rollback(count):
-            self._matcher = self._start.deep_copy()
-            self._num_consumed = 0
-            self.catch_up(sequence)
+    def _isolate(self, sequence: TokenSequence) -> None:
+        self._isolated = True
+        self._matcher = self._renew()
+        self._num_consumed = 0
+        self.catch_up(sequence)
 
     def _why_stuck(self) -> str:
         detail = readable(self._matcher.get_error())

@@ -30,10 +30,11 @@ class GrammarTokenizer(Protocol):
 class GrammarVocabulary:
     """Token bytes and end tokens of a model, and how it splits text that a grammar forces."""
 
-    def __init__(self, tokenizer: GrammarTokenizer) -> None:
+    def __init__(self, tokenizer: GrammarTokenizer, vocab_size: int) -> None:
         """
         Args:
             tokenizer: the target's; it must have an end token.
+            vocab_size: width of its logits; ids that no token has are never allowed.
         """
         self._tokenizer = tokenizer
         self.eos_token_id = min(tokenizer.eos_ids)
@@ -43,19 +44,16 @@ class GrammarVocabulary:
             _SPECIAL_MARK + piece if token_id in tokenizer.special_ids else piece
             for token_id, piece in enumerate(tokenizer.pieces)
         ]
+        self.tokens += [b""] * (vocab_size - len(self.tokens))
 
     def __call__(self, text: bytes) -> list[int]:
         """Tokens of text that follows other text."""
         ids = self._tokenizer.encode_continuation(text.decode())
         return self._longest_pieces(text) if ids is None else ids
 
-    def for_logits(self, vocab_size: int) -> LLTokenizer:
-        """This vocabulary for logits of a width; padding columns beyond it are never allowed."""
-        return LLTokenizer(
-            TokenizerWrapper(self),
-            n_vocab=max(vocab_size, len(self.tokens)),
-            eos_token=sorted(self._tokenizer.eos_ids),
-        )
+    def index(self) -> LLTokenizer:
+        """The vocabulary as a prefix tree; takes up to seconds."""
+        return LLTokenizer(TokenizerWrapper(self), eos_token=sorted(self._tokenizer.eos_ids))
 
     def _longest_pieces(self, text: bytes) -> list[int]:
         """A tokenization without the tokenizer, for text that it does not keep byte for byte."""

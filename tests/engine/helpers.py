@@ -15,6 +15,7 @@ from engine.draft.policy import FixedPolicy, Policy
 from engine.draft.speculator import Speculator
 from engine.models.runner import ModelRunner
 from engine.request import GenerationRequest, RequestOutput, SamplingParams, TextPrompt
+from engine.sampling.grammar import Grammars
 from engine.scheduler import Scheduler
 
 _ids = itertools.count()
@@ -52,6 +53,7 @@ def make_core(
     max_step_tokens: int = 64,
     prefill_chunk: int = 16,
     prefix_cache: bool = True,
+    grammars: Grammars | None = None,
 ) -> EngineCore:
     ticks = itertools.count()
     clock = lambda: float(next(ticks))  # noqa: E731
@@ -69,6 +71,7 @@ def make_core(
         speculator=Speculator(drafters, policy or FixedPolicy(draft_length)),
         limits=ModelLimits(runner.num_blocks * runner.block_size, runner.info.vocab_size),
         clock=clock,
+        grammars=grammars,
     )
 
 

@@ -19,7 +19,14 @@ VOCAB_SIZE = 64
 class MockRunner:
     """Next token: usually what followed the last two tokens before (so drafts get accepted)."""
 
-    def __init__(self, num_blocks: int = 64, block_size: int = 4, *, salt: int = 0) -> None:
+    def __init__(
+        self,
+        num_blocks: int = 64,
+        block_size: int = 4,
+        *,
+        salt: int = 0,
+        vocab_size: int = VOCAB_SIZE,
+    ) -> None:
         self.block_size = block_size
         self.num_blocks = num_blocks
         self.num_passes = 0
@@ -27,7 +34,7 @@ class MockRunner:
         self._salt = salt
         self._tokens = np.full(num_blocks * block_size, -1, np.int64)
         self._positions = np.full(num_blocks * block_size, -1, np.int64)
-        self.info = ModelInfo("Mock", 0, VOCAB_SIZE, 4096, "cpu", "float32", 8)
+        self.info = ModelInfo("Mock", 0, vocab_size, 4096, "cpu", "float32", 8)
 
     def execute(self, plan: StepPlan) -> torch.Tensor:
         packed = pack(plan, self.block_size)
@@ -51,7 +58,7 @@ class MockRunner:
     def _logits(self, context: np.ndarray) -> np.ndarray:
         weights = np.arange(1, len(context) + 1) * 2654435761 + self._salt
         digest = int((context * weights).sum()) & 0xFFFFFFFF
-        noise = np.random.default_rng(digest).normal(size=VOCAB_SIZE)
-        recent = (int(context[-1]) * 31 + int(context[-2:].sum())) % VOCAB_SIZE
+        noise = np.random.default_rng(digest).normal(size=self.info.vocab_size)
+        recent = (int(context[-1]) * 31 + int(context[-2:].sum())) % self.info.vocab_size
         noise[recent] += 3.0
         return noise
