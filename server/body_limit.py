@@ -21,7 +21,7 @@ class BodyLimitMiddleware:
             return
         announced = Headers(scope=scope).get("content-length", "")
         if announced.isdigit() and int(announced) > self._max_bytes:
-            await self._error().to_response()(scope, receive, send)
+            await self._error().to_response(scope["path"])(scope, receive, send)
             return
         num_received = 0
 

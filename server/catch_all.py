@@ -27,4 +27,4 @@ class CatchAllMiddleware:
         except Exception as error:
             if started:
                 raise
-            await to_api_error(error).to_response()(scope, receive, send)
+            await to_api_error(error).to_response(scope["path"])(scope, receive, send)

@@ -12,12 +12,21 @@ from starlette.exceptions import HTTPException
 
 from engine.request import EngineDeadError, QueueFullError, RequestError
 from server.schemas.common import ErrorBody, ErrorDetail
+from server.schemas.messages import AnthropicError, AnthropicErrorDetail
 
 logger = logging.getLogger(__name__)
 
 INTERNAL_ERROR = "The server had an error while processing your request."
 ENGINE_UNAVAILABLE = "The engine is loading or has failed; GET /health tells which."
 RETRY_AFTER_SECONDS = 1
+
+_ANTHROPIC_PATHS = "/v1/messages"
+_ANTHROPIC_TYPES = {
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
 
 
 class ApiError(Exception):
@@ -46,13 +55,24 @@ class ApiError(Exception):
         )
         return ErrorBody(error=detail)
 
-    def to_response(self) -> Response:
+    def to_response(self, path: str) -> Response:
+        """The answer to a request for a path, in the shape of the API that the path belongs to."""
+        is_anthropics = path.startswith(_ANTHROPIC_PATHS)
+        body = anthropic_error(self) if is_anthropics else self.body
         return Response(
-            self.body.to_json(),
+            body.to_json(),
             status_code=self.status,
             headers=self.headers,
             media_type="application/json",
         )
+
+
+def anthropic_error(error: ApiError) -> AnthropicError:
+    fallback = "invalid_request_error" if error.status < 500 else "api_error"
+    detail = AnthropicErrorDetail(
+        type=_ANTHROPIC_TYPES.get(error.status, fallback), message=error.message
+    )
+    return AnthropicError(type="error", error=detail)
 
 
 def to_api_error(error: Exception) -> ApiError:
@@ -88,7 +108,7 @@ def add_error_handlers(app: FastAPI) -> None:
     """Answer every foreseen exception of a route, and the router's own, in OpenAI's shape."""
 
     async def handle(request: Request, error: Exception) -> Response:
-        return to_api_error(error).to_response()
+        return to_api_error(error).to_response(request.url.path)
 
     async def handle_routing(request: Request, error: Exception) -> Response:
         if not isinstance(error, HTTPException):
@@ -99,7 +119,7 @@ def add_error_handlers(app: FastAPI) -> None:
             405: (f"The method is not allowed here: {place}.", "method_not_allowed"),
         }.get(error.status_code, (str(error.detail), None))
         answer = ApiError(error.status_code, message, code=code, headers=error.headers)
-        return answer.to_response()
+        return answer.to_response(request.url.path)
 
     for foreseen in (ApiError, RequestError, QueueFullError, EngineDeadError):
         app.add_exception_handler(foreseen, handle)

@@ -63,6 +63,14 @@ UNSUPPORTED_RESPONSES: Mapping[str, NoOps] = {
     "truncation": ("disabled",),
 }
 
+UNSUPPORTED_MESSAGES: Mapping[str, NoOps] = {
+    **UNSUPPORTED_ANYWHERE,
+    "container": (),
+    "mcp_servers": ([],),
+    "output_config": ({},),
+    "output_format": (),
+}
+
 UNSUPPORTED_MESSAGE: Mapping[str, NoOps] = {
     "audio": (),
     "function_call": (),

@@ -63,6 +63,6 @@ def test_state_can_be_read_while_requests_run(server: Served, client: openai.Ope
     stream = client.completions.create(**FIELDS | {"max_tokens": 200}, stream=True)
     for _, _chunk in zip(range(20), stream, strict=False):
         state = httpx.get(f"{server.url}/v1/speculation", timeout=60).json()
-        assert state["drafters"] == ["predicted", "ngram", "universal"]
+        assert {"predicted", "ngram", "universal"} <= set(state["drafters"])
         assert state["policy"] == "auto"
     stream.close()

@@ -1,0 +1,104 @@
+"""POST /v1/messages and /v1/messages/count_tokens, in Anthropic's shape."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from engine.request import RequestError
+from server.answer import answer, json_response
+from server.anthropic import chat_options, conversation
+from server.context import Context, ServerContext
+from server.disconnect import run_until_disconnect
+from server.errors import in_api_terms
+from server.generation import Generation
+from server.json_route import JsonRoute
+from server.render.messages import MessagesRenderer
+from server.schemas.messages import (
+    AnthropicError,
+    CountTokensRequest,
+    MessageBody,
+    MessagesRequest,
+    ThinkingBlock,
+    TokenCount,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from server.schemas.sampling import SamplingFields
+from server.turn import Turn, encode_turn, prepare_turn
+from server.unsupported import UNSUPPORTED_MESSAGES, refuse_unsupported
+
+router = APIRouter(route_class=JsonRoute)
+errors: dict[int | str, dict[str, Any]] = {"4XX": {"model": AnthropicError}}
+
+_PARAMS = {"prompt": "messages", "stop": "stop_sequences"}
+"""The engine's names of fields that are called otherwise here."""
+
+
+@router.post("/v1/messages", response_model=None, responses={200: {"model": MessageBody}, **errors})
+async def create_message(body: MessagesRequest, request: Request, context: Context) -> Response:
+    return await run_until_disconnect(request.receive, _answer(body, context))
+
+
+@router.post(
+    "/v1/messages/count_tokens",
+    response_model=None,
+    responses={200: {"model": TokenCount}, **errors},
+)
+async def count_tokens(body: CountTokensRequest, context: Context) -> Response:
+    _check(body, context)
+    token_ids = await encode_turn(context, conversation(body), chat_options(body))
+    return json_response(TokenCount(input_tokens=len(token_ids)))
+
+
+async def _answer(body: MessagesRequest, context: ServerContext) -> Response:
+    _check(body, context)
+    response_id = f"msg_{uuid.uuid4().hex}"
+    try:
+        turn = await _prepare(body, context)
+        generation = Generation.submit(
+            context.engine, [turn.prompt], num_choices=1, response_id=response_id
+        )
+    except RequestError as error:
+        raise in_api_terms(error, _PARAMS) from error
+    renderer = MessagesRenderer(context.response_head(response_id), turn.answer_format.parser())
+    return await answer(generation, renderer, stream=bool(body.stream))
+
+
+async def _prepare(body: MessagesRequest, context: ServerContext) -> Turn:
+    fields = SamplingFields(
+        model=body.model,
+        temperature=body.temperature,
+        top_k=body.top_k,
+        top_p=body.top_p,
+        stop=body.stop_sequences,
+    )
+    one_call = body.tool_choice is not None and bool(body.tool_choice.disable_parallel_tool_use)
+    return await prepare_turn(
+        context,
+        conversation(body),
+        chat_options(body),
+        fields,
+        max_tokens=body.max_tokens,
+        logprobs=None,
+        max_calls=1 if one_call else None,
+    )
+
+
+def _check(body: CountTokensRequest, context: ServerContext) -> None:
+    context.require_model(body.model)
+    refuse_unsupported(body.model_extra, UNSUPPORTED_MESSAGES)
+    for number, message in enumerate(body.messages):
+        if isinstance(message.content, str):
+            continue
+        misplaced = ToolResultBlock if message.role == "assistant" else ToolUseBlock | ThinkingBlock
+        for position, block in enumerate(message.content):
+            if isinstance(block, misplaced):
+                param = f"messages.{number}.content.{position}"
+                raise RequestError(
+                    f"'{param}': a {block.type} block can't stand in a message of the "
+                    f"{message.role}.",
+                    param=param,
+                )
