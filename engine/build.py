@@ -137,6 +137,7 @@ def load_parts(config: Config) -> EngineParts:
         files,
         config,
         placement,
+        memory_key="kv.memory_mib",
         memory_mib=config.kv.memory_mib,
         gpu_share=config.kv.gpu_memory_fraction
         * (_TARGET_GPU_SHARE if config.draft or config.model_draft else 1.0),
@@ -216,6 +217,7 @@ def _draft_model(
         files,
         config,
         placement,
+        memory_key="kv.draft_memory_mib",
         memory_mib=config.kv.draft_memory_mib,
         gpu_share=config.kv.gpu_memory_fraction / 2,
     )

@@ -14,6 +14,7 @@ from engine.config import Config, ConfigError
 from engine.models.cpu_runner import CpuRunner
 from engine.models.decoder_spec import decoder_spec
 from engine.models.gguf import hf_folder, torch_folder
+from engine.models.memory import InsufficientMemoryError
 from engine.models.packing import packed_weights
 from engine.models.runner import KvBudget, ModelRunner, UnsupportedModelError
 from engine.models.source import ModelFiles, resolve
@@ -46,15 +47,23 @@ class Placement:
 
 
 def load_runner(
-    files: ModelFiles, config: Config, placement: Placement, *, memory_mib: int, gpu_share: float
+    files: ModelFiles,
+    config: Config,
+    placement: Placement,
+    *,
+    memory_key: str,
+    memory_mib: int,
+    gpu_share: float,
 ) -> ModelRunner:
     """Load a model with its KV cache.
 
     Args:
+        memory_key: the configuration key that `memory_mib` comes from, for messages.
         memory_mib: for KV blocks, on a CPU.
         gpu_share: of the free GPU memory for KV blocks, after the weights are loaded.
 
     Raises:
+        ConfigError: the model or its KV blocks don't fit into memory; tells the sizes.
         UnsupportedModelError: no runner can serve the architecture; names it.
     """
     budget = KvBudget(
@@ -63,7 +72,25 @@ def load_runner(
         gpu_share=gpu_share,
         max_requests=config.scheduler.max_running,
         max_context=config.max_context,
+        in_main_memory=placement.device.type == "cpu",
     )
+    try:
+        return _load(files, config, placement, budget)
+    except InsufficientMemoryError as error:
+        raise ConfigError(
+            f"{memory_key}: the KV blocks of {files.name} take {error.needed >> 20} MiB of the "
+            f"{memory_mib} MiB allowed, but only {error.free >> 20} MiB of memory are free"
+        ) from error
+    except torch.OutOfMemoryError as error:
+        free, total = torch.cuda.mem_get_info(placement.device)
+        raise ConfigError(
+            f"kv.gpu_memory_fraction: {files.name} with its KV blocks does not fit beside what "
+            f"{config.kv.gpu_memory_fraction:g} has taken: {free >> 20} of {total >> 20} MiB of "
+            "GPU memory are free"
+        ) from error
+
+
+def _load(files: ModelFiles, config: Config, placement: Placement, budget: KvBudget) -> ModelRunner:
     if placement.device.type == "cpu" and config.runner != "torch":
         reason = CpuRunner.supports(_read_config(files))
         if reason is None:

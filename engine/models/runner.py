@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from engine.models.memory import check_fits
+
 if TYPE_CHECKING:
     import torch
 
@@ -43,6 +45,8 @@ class KvBudget:
     """Tokens of one request at most; None: as many as the model was made for."""
     gpu_share: float = 0.0
     """Share of the GPU memory that is free once the weights are loaded."""
+    in_main_memory: bool = False
+    """Whether the blocks take main memory, so that it must be free."""
 
     def num_blocks(self, bytes_per_token: int, model_context: int, memory_bytes: int) -> int:
         """Blocks to allocate, at least 1.
@@ -51,10 +55,17 @@ class KvBudget:
             bytes_per_token: K and V of one token in all layers.
             model_context: positions the model was made for.
             memory_bytes: what may be used, in the end.
+
+        Raises:
+            InsufficientMemoryError: so much main memory isn't free.
         """
         context = min(model_context, self.max_context or model_context)
         useful = self.max_requests * -(-context // self.block_size)
-        return max(1, min(memory_bytes // (bytes_per_token * self.block_size), useful))
+        block_bytes = bytes_per_token * self.block_size
+        count = max(1, min(memory_bytes // block_bytes, useful))
+        if self.in_main_memory:
+            check_fits(count * block_bytes)
+        return count
 
 
 class ModelRunner(Protocol):
