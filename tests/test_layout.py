@@ -21,7 +21,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"draft", "verify"}),
     frozenset({"core"}),
     frozenset({"build"}),
-    frozenset({"async_engine", "bench"}),
+    frozenset({"async_engine", "bench", "doctor"}),
 )
 """Modules and packages of the engine, lowest first."""
 
@@ -31,7 +31,11 @@ SERVER_MAY_IMPORT = frozenset(
         "engine.bench",
         "engine.build",
         "engine.config",
+        "engine.doctor.advice",
+        "engine.doctor.examine",
+        "engine.doctor.pair",
         "engine.metrics",
+        "engine.models.runner",
         "engine.models.source",
         "engine.request",
     }
