@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 import uuid
+from contextvars import ContextVar
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 HEADER = "X-Request-Id"
+current_request_id: ContextVar[str] = ContextVar("current_request_id", default="")
+"""Of the HTTP request that the running task works for; empty outside one."""
 MAX_LENGTH = 128
 _UNSAFE = re.compile(r"[^A-Za-z0-9._:/+=@-]")
 
@@ -27,6 +30,7 @@ class RequestIdMiddleware:
             await self._app(scope, receive, send)
             return
         request_id = clean_request_id(Headers(scope=scope).get(HEADER, "")) or uuid.uuid4().hex
+        current_request_id.set(request_id)
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import httpx
@@ -11,6 +12,7 @@ from engine.async_engine import EngineState
 from engine.request import FinishReason
 from server.app import create_app
 from server.errors import INTERNAL_ERROR
+from server.logs import RequestIdFilter
 from tests.server.live_server import live_server
 from tests.server.scripted_engine import ScriptedEngine, Step, words
 
@@ -248,6 +250,32 @@ async def test_request_id_on_streams_and_large_bodies(client):
     response = await client.complete(prompt="x" * 5000)
     assert response.status_code == 413
     assert response.headers["x-request-id"]
+
+
+@pytest.mark.parametrize("kind", ["complete", "chat"])
+async def test_request_id_on_log_lines(client, engine, kind, caplog):
+    caplog.handler.addFilter(RequestIdFilter())
+    engine.submit = None
+    client.http.headers["X-Request-Id"] = "my-id"
+    assert (await getattr(client, kind)()).status_code == 500
+    assert [record.request_id for record in caplog.records] == [" [my-id]"]
+
+
+async def test_log_lines_of_a_stream_have_the_id_of_their_own_request(client, engine, caplog):
+    caplog.handler.addFilter(RequestIdFilter())
+    engine.script = lambda request: [*words("a", finish=None), Step(5, (b"x",))]
+    responses = await asyncio.gather(
+        *(
+            client.http.post(
+                "/v1/completions",
+                json={"model": "tiny/model", "prompt": "x", "stream": True},
+                headers={"X-Request-Id": f"id-{number}"},
+            )
+            for number in range(3)
+        )
+    )
+    assert all(b"error" in response.content for response in responses)
+    assert {record.request_id for record in caplog.records} == {" [id-0]", " [id-1]", " [id-2]"}
 
 
 async def test_openapi_describes_the_bodies(client):

@@ -7,9 +7,11 @@ import json
 import httpx
 import pytest
 
+from engine.request import FinishReason
+from server import sse
 from server.schemas.common import ErrorDetail
 from server.sse import encode_event
-from tests.server.scripted_engine import words
+from tests.server.scripted_engine import Step, words
 
 
 @pytest.mark.parametrize(
@@ -50,3 +52,34 @@ async def test_line_ends_in_text_reach_a_line_reader_whole(app, engine):
     assert lines.pop() == "data: [DONE]"
     events = [json.loads(line.removeprefix("data: ")) for line in lines]
     assert "".join(event["choices"][0]["text"] for event in events) == "a\u2028b\x85\n\rc"
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+async def test_silence_is_broken_by_comments(client, engine, monkeypatch, path):
+    monkeypatch.setattr(sse, "PING_SECONDS", 0.02)
+    engine.pace = 0.1
+    kind = client.chat if path.endswith("chat/completions") else client.complete
+    response = await kind(stream=True)
+    blocks = response.content.split(b"\n\n")
+    pings = [block for block in blocks if block == b": ping"]
+    assert len(pings) >= 4
+    events = [json.loads(b[6:]) for b in blocks if b.startswith(b"data: {")]
+    assert events[-1]["choices"][0]["finish_reason"] == "stop"
+    assert blocks[-2:] == [b"data: [DONE]", b""]
+
+
+async def test_no_comments_without_silence(client):
+    assert b": ping" not in (await client.complete(stream=True)).content
+
+
+async def test_error_behind_a_silence_still_ends_the_stream(client, engine, monkeypatch):
+    monkeypatch.setattr(sse, "PING_SECONDS", 0.01)
+    engine.pace = 0.05
+    engine.script = lambda request: [
+        *words("a", finish=None),
+        Step("", (), FinishReason.ERROR, error="It broke."),
+    ]
+    blocks = (await client.complete(stream=True)).content.split(b"\n\n")
+    assert b": ping" in blocks
+    assert b"It broke." in blocks[-2]
+    assert engine.num_requests == 0
