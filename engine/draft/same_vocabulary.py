@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.draft.cost import CostModel
 from engine.draft.draft_model import DraftModel, DraftTokens, DraftWish
 from engine.draft.drafter import Draft, DraftRequest
+from engine.draft.following import FollowingDrafter
 from engine.sampling.coupling import CoupledChooser
 from engine.sequence import TokenSequence
 from engine.text.tokenizer import TextTokenizer
@@ -45,7 +45,7 @@ class _Follower:
     """An id that only the target has was seen; the request gets no drafts."""
 
 
-class ModelDrafter:
+class ModelDrafter(FollowingDrafter[_Follower]):
     """Drafts token by token with a smaller model of the same vocabulary.
 
     Sampled requests are drafted with the noise the target will sample with (see
@@ -62,17 +62,9 @@ class ModelDrafter:
             VocabularyMismatchError: ids don't mean the same to both models.
         """
         check_same_vocabulary(tokenizer, target_tokenizer)
-        self.model = model
+        super().__init__(model)
         self._stop_ids = target_tokenizer.eos_ids
         self._num_ids = len(target_tokenizer.pieces)
-        self._followers: dict[str, _Follower] = {}
-
-    @property
-    def cost(self) -> CostModel:
-        return self.model.cost
-
-    def warm_up(self) -> None:
-        self.model.warm_up()
 
     def backlog(self, sequence: TokenSequence) -> int:
         follower = self._followers.get(sequence.request_id)
@@ -99,11 +91,6 @@ class ModelDrafter:
             self._stop_ids,
         )
         return [Draft(self._known(token_ids)) for token_ids in drafted]
-
-    def forget(self, request_id: str) -> None:
-        follower = self._followers.pop(request_id, None)
-        if follower is not None:
-            self.model.drop(follower.tokens)
 
     def _is_far_behind(self, follower: _Follower) -> bool:
         return not follower.lost and self.model.exceeds_step(follower.tokens)

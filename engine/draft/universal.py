@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.draft.cost import CostModel
 from engine.draft.draft_model import DraftModel, DraftTokens, DraftWish
 from engine.draft.drafter import Draft, DraftRequest
+from engine.draft.following import FollowingDrafter
 from engine.draft.text_sync import continuation_of, encode_behind, split_whole_characters
 from engine.request import ChatPrompt, RequestError, TextPrompt
 from engine.sampling.coupling import CoupledChooser
@@ -33,7 +33,7 @@ class _Follower:
     """The text can't be followed any more; the request gets no drafts."""
 
 
-class UniversalDrafter:
+class UniversalDrafter(FollowingDrafter[_Follower]):
     """Drafts with a small model of any tokenizer, batched over requests.
 
     Where a draft token is also a token of the target, sampled requests draw it with the noise the
@@ -48,18 +48,10 @@ class UniversalDrafter:
     def __init__(
         self, model: DraftModel, tokenizer: TextTokenizer, target_tokenizer: TextTokenizer
     ) -> None:
-        self.model = model
+        super().__init__(model)
         self._tokenizer = tokenizer
         self._target_tokenizer = target_tokenizer
         self._noise_ids = _noise_ids(model.vocab_size, tokenizer, target_tokenizer)
-        self._followers: dict[str, _Follower] = {}
-
-    @property
-    def cost(self) -> CostModel:
-        return self.model.cost
-
-    def warm_up(self) -> None:
-        self.model.warm_up()
 
     def backlog(self, sequence: TokenSequence) -> int:
         follower = self._followers.get(sequence.request_id)
@@ -90,11 +82,6 @@ class UniversalDrafter:
             Draft(self._translate(follower, request, draft_ids))
             for follower, request, draft_ids in zip(followers, requests, drafted, strict=True)
         ]
-
-    def forget(self, request_id: str) -> None:
-        follower = self._followers.pop(request_id, None)
-        if follower is not None:
-            self.model.drop(follower.tokens)
 
     def _is_far_behind(self, follower: _Follower) -> bool:
         return not follower.lost and self.model.exceeds_step(follower.tokens)
