@@ -148,6 +148,15 @@ GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "lark"]
 
 
 @dataclass(frozen=True, slots=True)
+class Prelude:
+    """Free text in front of constrained text: a model's reasoning between its tags."""
+
+    end: str
+    start: str | None
+    """None: the prompt has opened it, so that it must come; else it may be left out."""
+
+
+@dataclass(frozen=True, slots=True)
 class GrammarSpec:
     """What every output of a request must match, whole. The model's end token comes behind it."""
 
@@ -155,9 +164,7 @@ class GrammarSpec:
     text: str = ""
     """By kind: nothing, a JSON schema, a regular expression, a JSON list of strings, a grammar in
     Lark's or GBNF's syntax."""
-    after: str | None = None
-    """The grammar begins behind this text's first occurrence, such as the end of a model's
-    reasoning; what comes before is free."""
+    prelude: Prelude | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from engine.request import (
     DraftUsage,
     FinishReason,
     GenerationRequest,
+    GrammarSpec,
     RequestOutput,
     SamplingParams,
     SpeculationParams,
@@ -31,6 +32,7 @@ class PreparedPrompt:
     params: SamplingParams
     speculation: SpeculationParams
     prediction: str | None
+    grammar: GrammarSpec | None = None
 
 
 class Generation:
@@ -74,6 +76,7 @@ class Generation:
                         source=prompt.source,
                         prediction=prompt.prediction,
                         speculation=prompt.speculation,
+                        grammar=prompt.grammar,
                     )
                     generation._streams.append(engine.submit(request))
         except BaseException:

@@ -13,6 +13,7 @@ from server.parsing.answer import AnswerFormat
 from server.sampling import sampling_params
 from server.schemas.sampling import SamplingFields
 from server.speculation import prediction_text, speculation_params
+from server.structured import ToolCalls, prepare_grammar
 
 _PROMPT_END_TOKENS = 32
 """Enough to hold an opening tag and white space."""
@@ -72,11 +73,14 @@ async def prepare_turn(
         max_calls=max_calls,
         pieces=tokenizer.pieces,
     )
+    form = answer_format.calls
+    calls = None if form is None else ToolCalls(options.tools, form, max_calls)
     prompt = PreparedPrompt(
         token_ids,
         ChatPrompt(messages, options),
         sampling_params(fields, context.sampling_rules, max_tokens=max_tokens, logprobs=logprobs),
         speculation=speculation_params(fields, engine.drafters),
         prediction=prediction_text(fields, engine.limits.max_context),
+        grammar=await prepare_grammar(fields, context, answer_format.prelude, calls),
     )
     return Turn(prompt, answer_format)

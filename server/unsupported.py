@@ -16,15 +16,10 @@ NoOps = tuple[Any, ...]
 UNSUPPORTED_ANYWHERE: Mapping[str, NoOps] = {
     "allowed_token_ids": (),
     "bad_words": ([],),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
+    "guided_whitespace_pattern": (),
     "length_penalty": (1, 1.0),
     "logits_processors": ([],),
     "prompt_logprobs": (),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": (),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
 }
@@ -47,6 +42,12 @@ UNSUPPORTED_CHAT: Mapping[str, NoOps] = {
     "reasoning_effort": ("none",),
     "verbosity": ("medium",),
     "web_search_options": (),
+}
+
+UNSUPPORTED_STRUCTURED_OUTPUTS: Mapping[str, NoOps] = {
+    "disable_additional_properties": (False,),
+    "structural_tag": (),
+    "whitespace_pattern": (),
 }
 
 UNSUPPORTED_RESPONSES: Mapping[str, NoOps] = {

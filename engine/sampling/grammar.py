@@ -12,7 +12,7 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
-from engine.request import GenerationRequest, GrammarSpec, RequestError
+from engine.request import GenerationRequest, GrammarSpec, Prelude, RequestError
 from engine.sampling.grammar_matcher import GrammarMatcher, readable
 from engine.sampling.grammar_tokens import GrammarTokenizer, GrammarVocabulary
 
@@ -158,14 +158,21 @@ class Grammars:
 
 def _llguidance_grammar(spec: GrammarSpec) -> str:
     grammar = _to_llguidance(spec)
-    if spec.after is None:
+    if spec.prelude is None:
         return grammar
     if not grammar.startswith("{"):
         grammar = json.dumps({"grammars": [{"lark_grammar": grammar}]})
     first, *others = json.loads(grammar)["grammars"]
-    prelude = f"start: before @{_ANSWER}\nbefore[suffix={json.dumps(spec.after)}]: /(?s:.*)/\n"
-    parts = [{"lark_grammar": prelude}, {**first, "name": _ANSWER}, *others]
+    parts = [{"lark_grammar": _behind(spec.prelude)}, {**first, "name": _ANSWER}, *others]
     return json.dumps({"grammars": parts})
+
+
+def _behind(prelude: Prelude) -> str:
+    """A grammar of free text up to its end tag, some white space, and the answer."""
+    rest = f"free /[ \\n]{{0,4}}/ @{_ANSWER}"
+    if prelude.start is not None:
+        rest = f"@{_ANSWER} | {json.dumps(prelude.start)} {rest}"
+    return f"start: {rest}\nfree[suffix={json.dumps(prelude.end)}]: /(?s:.*)/\n"
 
 
 def _to_llguidance(spec: GrammarSpec) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from engine.request import RequestError, RequestOutput
+from engine.request import Prelude, RequestError, RequestOutput
 from server.parsing import hermes, reasoning
 from server.parsing.deltas import Delta, ToolCallStart, ToolParser, text_deltas
 from server.parsing.hermes import HermesParser
@@ -14,6 +15,9 @@ from server.parsing.reasoning import ReasoningSplitter, ReasoningTokens
 
 _LLAMA_MARKS = ("<|python_tag|>", '"parameters": dictionary of argument name')
 _OTHER_CALL_FORMS = ("<function=", "[TOOL_CALLS]", "<|channel|>")
+
+
+CallForm = Literal["hermes", "llama"]
 
 
 class AnswerParser:
@@ -67,7 +71,7 @@ class AnswerFormat:
 
     thinks: bool
     starts_inside_thinking: bool
-    calls: str | None
+    calls: CallForm | None
     """"hermes", "llama" or None: no calls are looked for."""
     tool_names: frozenset[str]
     max_calls: int | None
@@ -104,6 +108,14 @@ class AnswerFormat:
             pieces=pieces,
         )
 
+    @property
+    def prelude(self) -> Prelude | None:
+        """The thinking that comes, or may come, before the answer proper."""
+        if not self.thinks:
+            return None
+        start = None if self.starts_inside_thinking else reasoning.OPEN_TAG
+        return Prelude(reasoning.CLOSE_TAG, start)
+
     def parser(self) -> AnswerParser:
         """A parser for one choice."""
         splitter = None
@@ -117,7 +129,7 @@ class AnswerFormat:
         return AnswerParser(splitter, tools, self.pieces)
 
 
-def _call_form(template: str) -> str:
+def _call_form(template: str) -> CallForm:
     if not any(mark in template for mark in _OTHER_CALL_FORMS):
         if hermes.OPEN_TAG in template:
             return "hermes"

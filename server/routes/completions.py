@@ -21,6 +21,7 @@ from server.sampling import check_logprobs, num_choices, sampling_params, usage_
 from server.schemas.common import ErrorBody
 from server.schemas.completions import Completion, CompletionRequest
 from server.speculation import prediction_text, speculation_params
+from server.structured import prepare_grammar
 from server.unsupported import (
     UNSUPPORTED_COMPLETION,
     refuse_unsupported,
@@ -138,6 +139,7 @@ async def _prepare(
     return PreparedPrompt(
         tuple(token_ids),
         TextPrompt(text),
+        grammar=await prepare_grammar(body, context),
         params,
         speculation=speculation_params(body, engine.drafters),
         prediction=prediction_text(body, engine.limits.max_context),

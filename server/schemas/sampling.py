@@ -8,8 +8,9 @@ from pydantic import Discriminator, FailFast, Field, PlainValidator, Tag, WithJs
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypeAliasType
 
-from server.schemas.common import RequestModel, StreamOptions
+from server.schemas.common import StreamOptions
 from server.schemas.speculation import AcceptanceOptions, Prediction, SpeculationOptions
+from server.schemas.structured import StructuredFields
 
 MAX_LOGIT_BIAS = 100.0
 
@@ -70,7 +71,7 @@ LogitBias = Annotated[
 ]
 
 
-class SamplingFields(RequestModel):
+class SamplingFields(StructuredFields):
     """OpenAI's sampling fields and the usual extensions; null means the default."""
 
     model: str

@@ -27,6 +27,7 @@ def config() -> Config:
             "max_choices": 3,
             "max_logprobs": 3,
             "max_stops": 2,
+            "max_schema_bytes": 2048,
         }
     )
 

@@ -18,6 +18,7 @@ from engine.request import (
     EngineDeadError,
     FinishReason,
     GenerationRequest,
+    GrammarSpec,
     QueueFullError,
     RequestError,
     RequestOutput,
@@ -196,6 +197,10 @@ class ScriptedEngine:
         self, messages: Sequence[Mapping[str, Any]], options: ChatOptions = ANSWER_NEXT
     ) -> list[int]:
         return self.tokenizer.encode_chat(messages, options)
+
+    async def compile_grammar(self, spec: GrammarSpec, *, time_limit: float) -> None:
+        if "broken" in spec.text:
+            raise RequestError("The output grammar can't be used: it is broken.", param="grammar")
 
     def submit(self, request: GenerationRequest) -> OutputStream:
         self.limits.check(request)

@@ -95,9 +95,9 @@ async def test_async_chat_stream(url):
         ({"max_tokens": 10**6}, openai.BadRequestError, "max_tokens", "context_length_exceeded"),
         ({"n": 3}, openai.RateLimitError, None, "queue_full"),
         (
-            {"response_format": {"type": "json_object"}},
+            {"extra_body": {"length_penalty": 2.0}},
             openai.BadRequestError,
-            "response_format",
+            "length_penalty",
             "unsupported_parameter",
         ),
     ],

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from engine.core import EngineCore
-from engine.request import FinishReason, GenerationRequest, GrammarSpec, RequestOutput
+from engine.request import FinishReason, GenerationRequest, GrammarSpec, Prelude, RequestOutput
 from tests.engine.helpers import run_all, text_of, tokens_of
 from tests.structured.engines import (
     DRAFTINGS,
@@ -43,7 +43,7 @@ def requests_for(params: dict[str, Any]) -> list[GenerationRequest]:
         (schema["formats"], {"min_p": 0.02, "stop": ("-4", "99")}),
         (None, {"max_tokens": 50, "logprobs": 2, **PENALISED}),
         (GrammarSpec("json_object"), {"max_tokens": 45}),
-        (GrammarSpec("regex", "[xyz]{1,5}", after=" a"), {"max_tokens": 80}),
+        (GrammarSpec("regex", "[xyz]{1,5}", Prelude(" a", start=None)), {"max_tokens": 80}),
     ]
     return [
         structured(grammar, f"r{index}", seed=index, **(params | extra))

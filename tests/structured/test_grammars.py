@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from engine.request import GrammarSpec, RequestError
+from engine.request import GrammarSpec, Prelude, RequestError
 from engine.sampling.grammar import Grammars
 from tests.engine.helpers import byte_tokenizer
 from tests.structured.engines import Walk, grammars, json_schema, tokenizer
@@ -32,6 +32,7 @@ OBJECT = json_schema(
         "additionalProperties": False,
     }
 )
+OPENED = Prelude("</think>", start=None)
 TREE = GrammarSpec("lark", 'start: tree\ntree: "(" tree* ")" | /[0-9]+/')
 
 
@@ -59,12 +60,17 @@ VERSION = GrammarSpec("lark", 'root ::= "v" num\nnum ::= [0-9]+ ("." num)?')
         (TREE, ["12", "(1(23)())"], ["(", "()()", "x"]),
         (VERSION, ["v1.20.3"], ["v", "1"]),
         (
-            GrammarSpec("json_object", after="</think>"),
-            ['hm, {"a"?</think>{}', "</think>{}"],
+            GrammarSpec("json_object", prelude=OPENED),
+            ['hm, {"a"?</think>{}', "</think>\n\n{}"],
             ["{}", "hm</think>x"],
         ),
-        (GrammarSpec("regex", "a+", after="</think>"), ["</think>a", "ab\n</think>aa"], ["a"]),
-        (GrammarSpec("choice", '["x"]', after="END"), ["y ENDx"], ["x", "y END"]),
+        (GrammarSpec("regex", "a+", OPENED), ["</think>a", "ab\n</think>aa"], ["a", "<think>a"]),
+        (
+            GrammarSpec("regex", "a+", Prelude("</think>", start="<think>")),
+            ["a", "<think>b</think>a", "<think>\n</think>\n\naa"],
+            ["b", "b</think>a", "<think>a"],
+        ),
+        (GrammarSpec("lark", 'start: "x"', OPENED), ["y</think>x"], ["x", "y</think>"]),
     ],
 )
 @pytest.mark.parametrize("style", ["byte_level", "sentencepiece"])

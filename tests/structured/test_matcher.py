@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher, LLParserLimits
 
-from engine.request import GrammarSpec
+from engine.request import GrammarSpec, Prelude
 from engine.sampling.grammar_matcher import GrammarMatcher
 from engine.sampling.grammar_tokens import GrammarVocabulary
 from tests.structured.engines import (
@@ -28,7 +28,7 @@ SPECS = {
     "regex": GrammarSpec("regex", r"(\w+|\d{2,4}) (yes|no)\.{0,3}"),
     "choice": GrammarSpec("choice", json.dumps(["the cat", "the catalogue", "🦊🚀"])),
     "lark": GrammarSpec("lark", 'start: e\ne: e "+" e | "(" e ")" | /[0-9]{1,3}/'),
-    "after": GrammarSpec("regex", "[ab]{1,4}", after="."),
+    "prelude": GrammarSpec("regex", "[ab]{1,4}", Prelude(".", start=None)),
 }
 
 

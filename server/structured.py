@@ -1,0 +1,179 @@
+"""From a request's structured-output fields and tools to the engine's grammars."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from engine.config import LimitsConfig
+from engine.request import GrammarSpec, Prelude, RequestError
+from server.context import ServerContext
+from server.parsing import hermes
+from server.parsing.answer import CallForm
+from server.schemas.structured import (
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    StructuredFields,
+    StructuredOutputs,
+)
+from server.unsupported import UNSUPPORTED_STRUCTURED_OUTPUTS, refuse_unsupported
+
+_JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""As the engine spaces JSON, and chat templates the calls that models learn from."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCalls:
+    """The calls an answer may hold."""
+
+    tools: Sequence[Mapping[str, Any]]
+    """As chat templates are given them (OpenAI's shape); at least one."""
+    form: CallForm
+    """How the model writes calls (`AnswerFormat.calls`)."""
+    max_calls: int | None = None
+
+
+async def prepare_grammar(
+    fields: StructuredFields,
+    context: ServerContext,
+    prelude: Prelude | None = None,
+    calls: ToolCalls | None = None,
+) -> GrammarSpec | None:
+    """What the output must match, compiled; None: nothing.
+
+    Args:
+        prelude: free text that may come first, such as a model's reasoning.
+        calls: what the model may write instead of JSON that is asked for.
+
+    Raises:
+        RequestError: two fields constrain the output, or one can't be used; names it.
+    """
+    wanted = list(_wanted(fields))
+    if not wanted:
+        return None
+    (param, spec), *others = wanted
+    if others:
+        other = others[0][0]
+        raise RequestError(
+            f"'{param}' and '{other}' both constrain the output; set only one of them.",
+            param=other,
+        )
+    spec = await compile_grammar(replace(spec, prelude=prelude), context, param)
+    if calls is None or spec.kind not in ("json_object", "json_schema"):
+        return spec
+    schema = json.loads(spec.text) if spec.text else {"type": "object"}
+    rules = ["start: answer | calls", f"answer: %json {_styled(schema)}", *_call_rules(calls)]
+    return await compile_grammar(GrammarSpec("lark", "\n".join(rules), prelude), context, param)
+
+
+async def compile_grammar(spec: GrammarSpec, context: ServerContext, param: str) -> GrammarSpec:
+    """Have the engine make a grammar ready.
+
+    Raises:
+        RequestError: it is too large or can't be used; names `param`.
+    """
+    limits: LimitsConfig = context.config.limits
+    size = len(spec.text.encode())
+    if size > limits.max_schema_bytes:
+        raise RequestError(
+            f"'{param}' has {size} bytes; the limit is {limits.max_schema_bytes}.", param=param
+        )
+    try:
+        await context.engine.compile_grammar(spec, time_limit=limits.max_schema_seconds)
+    except RequestError as error:
+        raise RequestError(f"Invalid value for '{param}': {error}", param=param) from error
+    return spec
+
+
+def grammar_for_tools(calls: ToolCalls, choice: str, prelude: Prelude | None = None) -> GrammarSpec:
+    """The grammar of an answer that consists of tool calls alone.
+
+    Args:
+        choice: "required", or the name of the one tool to call, once.
+    """
+    named = [tool for tool in calls.tools if tool["function"]["name"] == choice]
+    if named:
+        calls = replace(calls, tools=named, max_calls=1)
+    rules = ["start: calls", *_call_rules(calls)]
+    return GrammarSpec("lark", "\n".join(rules), prelude)
+
+
+def tool_schema(function: Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON schema of a tool's arguments; none given: there are none."""
+    nothing = {"type": "object", "properties": {}, "additionalProperties": False}
+    return dict(function.get("parameters") or nothing)
+
+
+def _call_rules(calls: ToolCalls) -> list[str]:
+    """Lark rules that define `calls`."""
+    if calls.form == "hermes":
+        opening, closing = f"{hermes.OPEN_TAG}\n", f"\n{hermes.CLOSE_TAG}"
+        separator, key = "\n", "arguments"
+    else:
+        opening, closing, separator, key = "", "", "; ", "parameters"
+    times = "*" if calls.max_calls is None else f"{{0,{calls.max_calls - 1}}}"
+    more = "" if calls.max_calls == 1 else f" ({json.dumps(separator)} call){times}"
+    functions = [tool["function"] for tool in calls.tools]
+    rules = [
+        f"calls: call{more}",
+        "call: " + " | ".join(f"call_{number}" for number in range(len(functions))),
+    ]
+    for number, function in enumerate(functions):
+        head = json.dumps(f'{opening}{{"name": {json.dumps(function["name"])}, "{key}": ')
+        tail = json.dumps("}" + closing)
+        rules.append(f"call_{number}: {head} arguments_{number} {tail}")
+        rules.append(f"arguments_{number}: %json {_styled(tool_schema(function))}")
+    return rules
+
+
+def _styled(schema: Mapping[str, Any]) -> str:
+    return json.dumps({**schema, "x-guidance": _JSON_STYLE})
+
+
+def _wanted(fields: StructuredFields) -> Iterator[tuple[str, GrammarSpec]]:
+    """Every field that constrains the output."""
+    match fields.response_format:
+        case JsonObjectFormat():
+            yield "response_format", GrammarSpec("json_object")
+        case JsonSchemaFormat() as chosen:
+            schema = chosen.json_schema.json_schema
+            yield "response_format.json_schema.schema", _schema({} if schema is None else schema)
+    if fields.guided_json is not None:
+        yield "guided_json", _schema(fields.guided_json)
+    if fields.guided_regex is not None:
+        yield "guided_regex", GrammarSpec("regex", fields.guided_regex)
+    if fields.guided_choice is not None:
+        yield "guided_choice", GrammarSpec("choice", json.dumps(fields.guided_choice))
+    if fields.guided_grammar is not None:
+        yield "guided_grammar", GrammarSpec("lark", fields.guided_grammar)
+    if fields.structured_outputs is not None:
+        yield from _of_structured_outputs(fields.structured_outputs)
+
+
+def _of_structured_outputs(options: StructuredOutputs) -> Iterator[tuple[str, GrammarSpec]]:
+    prefix = "structured_outputs."
+    refuse_unsupported(options.model_extra, UNSUPPORTED_STRUCTURED_OUTPUTS, prefix=prefix)
+    found = []
+    if options.json_schema is not None:
+        found.append((f"{prefix}json", _schema(options.json_schema)))
+    if options.regex is not None:
+        found.append((f"{prefix}regex", GrammarSpec("regex", options.regex)))
+    if options.choice is not None:
+        found.append((f"{prefix}choice", GrammarSpec("choice", json.dumps(options.choice))))
+    if options.grammar is not None:
+        found.append((f"{prefix}grammar", GrammarSpec("lark", options.grammar)))
+    if options.json_object:
+        found.append((f"{prefix}json_object", GrammarSpec("json_object")))
+    if not found:
+        raise RequestError(
+            "'structured_outputs' must hold one of 'json', 'regex', 'choice', 'grammar' and "
+            "'json_object'.",
+            param="structured_outputs",
+        )
+    yield from found
+
+
+def _schema(schema: str | Mapping[str, Any]) -> GrammarSpec:
+    return GrammarSpec("json_schema", schema if isinstance(schema, str) else json.dumps(schema))
