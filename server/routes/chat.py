@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
@@ -15,18 +14,15 @@ from server.disconnect import run_until_disconnect
 from server.errors import in_api_terms
 from server.generation import Generation
 from server.json_route import JsonRoute
+from server.openapi import whole_or_streamed
 from server.render.chat import ChatRenderer
 from server.sampling import check_logprobs, num_choices, usage_report
 from server.schemas.chat import ChatCompletion, ChatRequest
-from server.schemas.common import ErrorBody
 from server.turn import prepare_turn
 from server.unsupported import UNSUPPORTED_CHAT, UNSUPPORTED_MESSAGE, refuse_unsupported
 
 router = APIRouter(route_class=JsonRoute)
-responses: dict[int | str, dict[str, Any]] = {
-    200: {"model": ChatCompletion},
-    "4XX": {"model": ErrorBody},
-}
+responses = whole_or_streamed(ChatCompletion)
 
 
 @router.post("/v1/chat/completions", response_model=None, responses=responses)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from typing import Any, cast
+from typing import cast
 
 from fastapi import APIRouter, Request, Response
 
@@ -15,10 +15,10 @@ from server.context import Context, ServerContext
 from server.disconnect import run_until_disconnect
 from server.generation import Generation, PreparedPrompt
 from server.json_route import JsonRoute
+from server.openapi import whole_or_streamed
 from server.render.best_of import BestOf
 from server.render.completions import CompletionRenderer, EchoedPrompt
 from server.sampling import check_logprobs, num_choices, sampling_params, usage_report
-from server.schemas.common import ErrorBody
 from server.schemas.completions import Completion, CompletionRequest
 from server.speculation import prediction_text, speculation_params
 from server.structured import prepare_grammar
@@ -30,10 +30,7 @@ from server.unsupported import (
 DEFAULT_MAX_TOKENS = 16
 
 router = APIRouter(route_class=JsonRoute)
-responses: dict[int | str, dict[str, Any]] = {
-    200: {"model": Completion},
-    "4XX": {"model": ErrorBody},
-}
+responses = whole_or_streamed(Completion)
 
 
 @router.post("/v1/completions", response_model=None, responses=responses)
@@ -139,10 +136,10 @@ async def _prepare(
     return PreparedPrompt(
         tuple(token_ids),
         TextPrompt(text),
-        grammar=await prepare_grammar(body, context),
         params,
         speculation=speculation_params(body, engine.drafters),
         prediction=prediction_text(body, engine.limits.max_context),
+        grammar=await prepare_grammar(body, context),
     )
 
 

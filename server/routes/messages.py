@@ -15,6 +15,7 @@ from server.disconnect import run_until_disconnect
 from server.errors import in_api_terms
 from server.generation import Generation
 from server.json_route import JsonRoute
+from server.openapi import whole_or_streamed
 from server.render.messages import MessagesRenderer
 from server.schemas.messages import (
     AnthropicError,
@@ -37,7 +38,11 @@ _PARAMS = {"prompt": "messages", "stop": "stop_sequences"}
 """The engine's names of fields that are called otherwise here."""
 
 
-@router.post("/v1/messages", response_model=None, responses={200: {"model": MessageBody}, **errors})
+@router.post(
+    "/v1/messages",
+    response_model=None,
+    responses=whole_or_streamed(MessageBody, AnthropicError),
+)
 async def create_message(body: MessagesRequest, request: Request, context: Context) -> Response:
     return await run_until_disconnect(request.receive, _answer(body, context))
 

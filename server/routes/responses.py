@@ -17,6 +17,7 @@ from server.errors import ApiError, in_api_terms
 from server.generation import Generation
 from server.items import MessageBuilder, add_answer, add_input, chat_tool_choice, chat_tools
 from server.json_route import JsonRoute
+from server.openapi import whole_or_streamed
 from server.render.blocks import Block
 from server.render.responses import ResponsesRenderer
 from server.response_store import StoredResponse
@@ -38,7 +39,7 @@ _PARAMS = {"prompt": "input", "messages": "input", "max_tokens": "max_output_tok
 """The engine's names of fields that are called otherwise here."""
 
 
-@router.post("/v1/responses", response_model=None, responses=found)
+@router.post("/v1/responses", response_model=None, responses=whole_or_streamed(ResponseBody))
 async def create_response(body: ResponsesRequest, request: Request, context: Context) -> Response:
     return await run_until_disconnect(request.receive, _respond(body, context))
 
