@@ -141,7 +141,7 @@ def measure_acceptance(
     drafter: Drafter = _ArgmaxDrafter(pair.drafter) if argmax_drafts else pair.drafter
     # No prefix cache: one core follows another, and they share the KV memory.
     core = pair.parts.assemble([drafter], prefix_cache=False, policy=_Recorder(acceptance))
-    answers = {}
+    answers = []
     for seed, source in enumerate(sources):
         prompt = (
             core.tokenizer.encode_chat(source.messages, source.options)
@@ -153,11 +153,9 @@ def measure_acceptance(
         request = GenerationRequest(f"doctor-{seed}", tuple(prompt), params, source)
         core.limits.check(request)
         core.add(request)
-        answers[request.request_id] = (request, list[int]())
-    while core.has_work:
-        for output in core.step():
-            answers[output.request_id][1].extend(output.token_ids)
-    return acceptance, [
-        Answer(request.source, request.prompt_token_ids, tuple(output))
-        for request, output in answers.values()
-    ]
+        # One at a time: most rows of long drafts are in vain, and in a batch they cost most.
+        output = []
+        while core.has_work:
+            output += [token_id for step in core.step() for token_id in step.token_ids]
+        answers.append(Answer(source, request.prompt_token_ids, tuple(output)))
+    return acceptance, answers
