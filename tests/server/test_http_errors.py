@@ -283,6 +283,8 @@ async def test_openapi_describes_the_bodies(client):
     operation = document["paths"]["/v1/chat/completions"]["post"]
     schema = operation["requestBody"]["content"]["application/json"]["schema"]
     assert schema["$ref"].endswith("/ChatRequest")
+    answers = operation["responses"]["200"]["content"]
+    assert set(answers) == {"application/json", "text/event-stream"}
     assert document["components"]["schemas"]["ChatRequest"]["properties"]["temperature"]
 
 
