@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -19,6 +20,7 @@ from server.command import CommandError
 from server.logs import configure_logging
 
 if TYPE_CHECKING:
+    from engine.doctor.acceptance import Acceptance
     from engine.doctor.report import Report
     from engine.request import ChatPrompt, TextPrompt
 
@@ -156,26 +158,24 @@ def _costs(report: Report) -> Table:
 
 
 def _acceptance(report: Report) -> Table:
-    table = Table(title="Acceptance", title_justify="left")
-    table.add_column("temperature")
-    headings = ("rate", "by position", "best length", "tokens/pass", "expected x plain")
-    for heading in headings:
-        table.add_column(heading, justify="left" if heading == "by position" else "right")
+    title = "Acceptance in % by temperature: all, and by position"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
+    positions = len(report.costs.target_ms) - 1
+    table.add_column("")
+    for heading in ("all", *map(str, range(1, positions + 1)), "length", "tok/pass", "x plain"):
+        table.add_column(heading, justify="right")
     for entry in report.acceptance:
         best = report.best_length(entry)
-        table.add_row(
-            f"{entry.temperature:g}",
-            f"{entry.rate:.1%}",
-            " ".join(f"{rate:.2f}" for rate in entry.by_position),
-            str(best),
-            f"{entry.tokens_a_pass(best):.2f}",
-            f"{report.speed_up(entry, best):.2f}",
-        )
+        speed = str(best), f"{entry.tokens_a_pass(best):.2f}", f"{report.speed_up(entry, best):.2f}"
+        table.add_row(f"{entry.temperature:g}", *_percentages(entry, positions), *speed)
     for entry in report.argmax_acceptance:
-        by_position = " ".join(f"{rate:.2f}" for rate in entry.by_position)
-        label = f"{entry.temperature:g}, likeliest tokens"
-        table.add_row(label, f"{entry.rate:.1%}", by_position, "", "", "")
+        table.add_row(f"{entry.temperature:g} argmax", *_percentages(entry, positions))
     return table
+
+
+def _percentages(entry: Acceptance, positions: int) -> list[str]:
+    rates = [f"{100 * rate:.0f}" for rate in entry.by_position]
+    return [f"{100 * entry.rate:.1f}", *rates, *[""] * (positions - len(rates))]
 
 
 def _need_matplotlib() -> None:

@@ -64,15 +64,16 @@ def _steep_target(report: Report) -> str | None:
 
 
 def _far_apart(report: Report) -> str | None:
-    rate, divergence = report.acceptance[0].rate, report.divergence
+    rate = next(iter(report.acceptance[0].by_position), 0.0)
+    divergence = report.divergence
     if rate >= _POOR_ACCEPTANCE:
         return None
     apart = ""
     if divergence is not None and divergence.mean_nats > _FAR_APART_NATS:
         apart = f", and KL(target || draft) is {divergence.mean_nats:.2f} nats"
     return (
-        f"The distributions are too far apart: only {rate:.0%} of the first draft tokens are "
-        f"accepted at temperature 0{apart}. Take a draft of the target's family, or one distilled "
+        f"The distributions are too far apart: only {rate:.0%} of drafts begin with an accepted "
+        f"token at temperature 0{apart}. Take a draft of the target's family, or one distilled "
         "from it."
     )
 
