@@ -28,6 +28,7 @@ from engine.request import (
     SamplingDefaults,
     Usage,
 )
+from engine.summary import EngineSummary
 
 if TYPE_CHECKING:  # torch and transformers take seconds to import; `load` imports them
     from engine.core import EngineCore
@@ -168,6 +169,12 @@ class AsyncEngine:
     def drafters(self) -> tuple[str, ...]:
         """Names of the loaded drafters."""
         return tuple(drafter.name for drafter in self._ready_core().speculator.drafters)
+
+    def summary(self) -> EngineSummary:
+        """Facts about what was loaded, for people."""
+        from engine.build import summarize
+
+        return summarize(self._ready_core())
 
     def metrics(self) -> EngineMetrics:
         """The live figures (written by the engine's thread, so only read them)."""

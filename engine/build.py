@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -30,6 +30,7 @@ from engine.models.source import resolve
 from engine.request import SamplingDefaults
 from engine.sampling.grammar import Grammars
 from engine.scheduler import Scheduler
+from engine.summary import EngineSummary, ModelSummary
 from engine.text.generation_config import read_generation_config
 from engine.text.tokenizer import TextTokenizer
 
@@ -44,7 +45,6 @@ def build_core(config: Config) -> EngineCore:
     parts = load_parts(config)
     core = parts.assemble(parts.drafters)
     core.warm_up()
-    _log_summary(parts)
     return core
 
 
@@ -64,11 +64,7 @@ class EngineParts:
     @property
     def draft_runners(self) -> dict[str, ModelRunner]:
         """The draft models' runners by the name of their drafter."""
-        return {
-            drafter.name: drafter.model.runner
-            for drafter in self.drafters
-            if isinstance(drafter, ModelDrafter | UniversalDrafter)
-        }
+        return draft_runners(self.drafters)
 
     def assemble(
         self,
@@ -229,22 +225,38 @@ def _draft_model(
     return model, TextTokenizer.load(hf_folder(files))
 
 
-def _log_summary(parts: EngineParts) -> None:
-    info, target = parts.target.info, parts.target
-    kv_tokens = target.num_blocks * target.block_size
-    logger.info(
-        "%s: %s, %.0fM parameters, %s on %s",
-        parts.model_name, info.architecture, info.num_parameters / 1e6, info.dtype, info.device,
-    )  # fmt: skip
-    logger.info(
-        "context %d tokens; KV cache %d tokens (%d MiB), room for %d requests of full length",
-        parts.limits.max_context, kv_tokens, kv_tokens * info.kv_bytes_per_token >> 20,
-        kv_tokens // parts.limits.max_context,
-    )  # fmt: skip
-    advised = {k: v for k, v in asdict(parts.sampling_defaults).items() if v is not None}
-    if advised:
-        logger.info(
-            "sampling defaults from the model's generation config: %s",
-            ", ".join(f"{name}={value:g}" for name, value in advised.items()),
-        )
-    logger.info("drafters: %s", ", ".join(d.name for d in parts.drafters) or "none")
+def summarize(core: EngineCore) -> EngineSummary:
+    """What there is to tell about a loaded core."""
+    drafters = core.speculator.drafters
+    return EngineSummary(
+        name=core.model_name,
+        target=_model_summary(core.target),
+        drafts={name: _model_summary(runner) for name, runner in draft_runners(drafters).items()},
+        drafters=tuple(drafter.name for drafter in drafters),
+        max_context=core.limits.max_context,
+        sampling_defaults=core.sampling_defaults,
+    )
+
+
+def draft_runners(drafters: Sequence[Drafter]) -> dict[str, ModelRunner]:
+    return {
+        drafter.name: drafter.model.runner
+        for drafter in drafters
+        if isinstance(drafter, ModelDrafter | UniversalDrafter)
+    }
+
+
+def _model_summary(runner: ModelRunner) -> ModelSummary:
+    info = runner.info
+    kv_tokens = runner.num_blocks * runner.block_size
+    return ModelSummary(
+        architecture=info.architecture,
+        num_parameters=info.num_parameters,
+        weight_bytes=info.weight_bytes,
+        weight_format=info.dtype,
+        device=info.device,
+        kernels=info.kernels,
+        threads=info.threads,
+        kv_tokens=kv_tokens,
+        kv_bytes=kv_tokens * info.kv_bytes_per_token,
+    )

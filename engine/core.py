@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from engine.admission import ModelLimits
 from engine.draft.speculator import Proposal, Speculator
+from engine.isolation import STEP_FAILED, Decided, IsolatedStep, StepIsolator
 from engine.metrics import EngineMetrics
 from engine.models.runner import ModelRunner
-from engine.models.warm_up import time_passes
-from engine.plan import Slice, SliceResult
+from engine.models.warm_up import can_compute, time_passes
+from engine.plan import Slice, SliceResult, StepPlan, StepResult
 from engine.request import (
     NO_ADVICE,
     DraftUsage,
     FinishReason,
     GenerationRequest,
     RequestOutput,
+    RequestTiming,
     SamplingDefaults,
     TokenLogprob,
     Usage,
@@ -29,7 +32,21 @@ from engine.text.stream import TextStream
 from engine.text.tokenizer import TextTokenizer
 from engine.verify import Verifier
 
+logger = logging.getLogger(__name__)
+
 _WARM_UP_ROWS = (1, 4, 8, 1, 16, 4, 1)
+
+
+class EngineBrokenError(RuntimeError):
+    """The target can't compute anything any more, whoever asks.
+
+    Attributes:
+        outputs: those of the step that showed it; they end the requests that were in it.
+    """
+
+    def __init__(self, message: str, outputs: Sequence[RequestOutput] = ()) -> None:
+        super().__init__(message)
+        self.outputs = tuple(outputs)
 
 
 @dataclass(slots=True)
@@ -44,6 +61,8 @@ class _Lane:
     drafts: dict[str, list[int]] = field(default_factory=dict)
     """Drafted and accepted tokens by drafter."""
     queue_time_noted: bool = False
+    num_steps: int = 0
+    """Steps that computed a slice of the request."""
     first_token_time: float | None = None
     last_token_time: float = 0.0
 
@@ -80,6 +99,7 @@ class EngineCore:
         self.metrics = EngineMetrics(drafters=speculator.metrics)
         self._clock = clock
         self._verifier = Verifier(tokenizer.pieces, tokenizer.eos_ids, self.grammars)
+        self._isolator = StepIsolator(self._attempt, self._is_new, clock)
         self._lanes: dict[str, _Lane] = {}
 
     @property
@@ -87,9 +107,15 @@ class EngineCore:
         return self.scheduler.has_work
 
     def warm_up(self) -> None:
-        """Make the models' first passes, before any request, and learn what they cost."""
+        """Make the models' first passes, before any request, and learn what they cost.
+
+        Raises:
+            EngineBrokenError: the target computes no numbers.
+        """
         for rows, seconds in time_passes(self.target, _WARM_UP_ROWS):
             self.speculator.observe_step(rows, seconds)
+        if not can_compute(self.target, 0):
+            raise EngineBrokenError("the model computes invalid logits: its weights are damaged")
         self.speculator.warm_up()
         self.grammars.warm_up()
 
@@ -102,13 +128,12 @@ class EngineCore:
         Raises:
             RequestError: the grammar can't be used.
         """
+        text = TextStream(request.params, self.tokenizer)
+        prediction = self.tokenizer.encode_plain(request.prediction) if request.prediction else ()
         self.grammars.add(request, matcher)
-        sequence = self.scheduler.add(request)
-        lane = _Lane(sequence, TextStream(request.params, self.tokenizer))
+        lane = _Lane(self.scheduler.add(request), text, num_prediction_tokens=len(prediction))
         if request.params.prompt_logprobs is not None:
             lane.prompt_logprobs.append(None)
-        if request.prediction:
-            lane.num_prediction_tokens = len(self.tokenizer.encode_plain(request.prediction))
         self._lanes[request.request_id] = lane
 
     def abort(self, request_id: str) -> None:
@@ -117,7 +142,14 @@ class EngineCore:
             self._end(request_id, FinishReason.ABORT)
 
     def step(self) -> list[RequestOutput]:
-        """Run one forward pass over whatever is most due; outputs of the requests it advanced."""
+        """Run one forward pass over whatever is most due; outputs of the requests it advanced.
+
+        A request that makes the pass raise ends with an error; the others go on as if it had never
+        been there.
+
+        Raises:
+            EngineBrokenError: the pass raises for any request.
+        """
         started = self._clock()
         proposals = self.speculator.propose(
             self.scheduler.running, self.scheduler.num_prompt_rows_due
@@ -126,20 +158,21 @@ class EngineCore:
             {request_id: p.draft.token_ids for request_id, p in proposals.items()}
         )
         self._note_queue_times(plan.slices)
-        outputs = []
+        outputs: list[RequestOutput] = []
         if plan.slices:
             executed = self._clock()
-            logits = self.target.execute(plan)
-            result = self._verifier.verify(plan, self.scheduler.__getitem__, logits)
+            step = self._isolator.run(plan)
             now = self._clock()
-            self.speculator.observe_step(plan.num_tokens, now - executed)
-            for piece, decided in zip(plan.slices, result.slices, strict=True):
-                if piece.num_draft:
-                    self._record_draft(piece, decided, proposals[piece.request_id])
-                output = self._commit(piece, decided, now)
+            self._note_failures(step, plan, proposals)
+            if not step.num_failures:
+                self.speculator.observe_step(plan.num_tokens, now - executed)
+            for decided in step.decided:
+                output = self._conclude(decided, proposals, now)
                 if output is not None:
                     outputs.append(output)
-            self.metrics.step.observe(self._clock() - started)
+            if step.all_failed:
+                self._require_working(outputs)
+            self._note_step(plan, outputs, self._clock() - started)
         self._update_gauges()
         return outputs
 
@@ -148,6 +181,61 @@ class EngineCore:
         self.scheduler.check_integrity()
         if not self.scheduler.has_work and self._lanes:
             raise RuntimeError("a finished request has left its lane behind")
+
+    def _attempt(self, plan: StepPlan) -> StepResult:
+        logits = self.target.execute(plan)
+        try:
+            return self._verifier.verify(plan, self.scheduler.__getitem__, logits)
+        except Exception:
+            for piece in plan.slices:
+                self._verifier.distrust(piece.request_id)
+            raise
+
+    def _is_new(self, request_id: str) -> bool:
+        return self._lanes[request_id].num_steps == 0
+
+    def _note_failures(
+        self, step: IsolatedStep, plan: StepPlan, proposals: Mapping[str, Proposal]
+    ) -> None:
+        self.metrics.step_failures += step.num_failures
+        if step.draft_at_fault:
+            drafted = [piece.request_id for piece in plan.slices if piece.num_draft]
+            self.speculator.blame({proposals[request_id].drafter for request_id in drafted})
+
+    def _require_working(self, outputs: Sequence[RequestOutput]) -> None:
+        """Raise unless the target can compute a token of nobody's: then the requests were at fault.
+
+        Call it when they have given their blocks back.
+        """
+        pool = self.scheduler.pool
+        blocks = pool.allocate(1)
+        if blocks is None:
+            return
+        try:
+            works = can_compute(self.target, blocks[0])
+        except Exception as error:
+            raise EngineBrokenError(f"{type(error).__name__}: {error}", outputs) from error
+        finally:
+            pool.release(blocks)
+        if not works:
+            raise EngineBrokenError("the model computes invalid logits", outputs)
+
+    def _conclude(
+        self, decided: Decided, proposals: Mapping[str, Proposal], now: float
+    ) -> RequestOutput | None:
+        """Commit a decided slice; if that fails the request ends, alone."""
+        piece = decided.piece
+        lane = self._lanes[piece.request_id]
+        lane.num_steps += 1
+        try:
+            if piece.num_draft:
+                self._record_draft(piece, decided.result, proposals[piece.request_id])
+            return self._commit(piece, decided.result, now)
+        except Exception:
+            if piece.request_id not in self._lanes:
+                raise
+            logger.exception("request %s can't be committed and is ended", piece.request_id)
+            return self._fail(lane, STEP_FAILED)
 
     def _record_draft(self, piece: Slice, decided: SliceResult, proposal: Proposal) -> None:
         self.speculator.record(piece.request_id, proposal, piece.num_draft, decided.num_accepted)
@@ -170,46 +258,56 @@ class EngineCore:
         self.scheduler.commit(piece, kept, min(decided.num_accepted, len(kept)))
         first = lane.first_token_time is None
         self._note_tokens(lane, len(kept), now)
-        output = RequestOutput(
+        reason = step.finish_reason
+        return RequestOutput(
             request_id=request_id,
             text=step.text,
             token_ids=kept,
             usage=self._usage(lane),
             logprobs=decided.logprobs[: len(kept)],
             prompt_logprobs=tuple(lane.prompt_logprobs) if first and lane.prompt_logprobs else None,
-            finish_reason=step.finish_reason,
+            finish_reason=reason,
             stop_reason=step.stop_reason,
+            timing=None if reason is None else self._end(request_id, reason),
         )
-        if step.finish_reason is not None:
-            self._end(request_id, step.finish_reason)
-        return output
 
     def _fail(self, lane: _Lane, error: str) -> RequestOutput:
         """End a request that can't go on; the others don't notice."""
         request_id = lane.sequence.request_id
-        output = RequestOutput(
+        return RequestOutput(
             request_id=request_id,
             text="",
             token_ids=(),
             usage=self._usage(lane),
             finish_reason=FinishReason.ERROR,
             error=error,
+            timing=self._end(request_id, FinishReason.ERROR),
         )
-        self._end(request_id, FinishReason.ERROR)
-        return output
 
-    def _end(self, request_id: str, reason: FinishReason) -> None:
+    def _end(self, request_id: str, reason: FinishReason) -> RequestTiming:
         self.scheduler.finish(request_id)
         self.grammars.forget(request_id)
         self._verifier.forget(request_id)
         self.speculator.forget(request_id)
         lane = self._lanes.pop(request_id)
-        now = self._clock()
-        self.metrics.finished[reason] += 1
-        self.metrics.e2e.observe(now - lane.sequence.arrival_time)
-        num_later = lane.sequence.num_output - 1
-        if lane.first_token_time is not None and num_later > 0:
-            self.metrics.tpot.observe((lane.last_token_time - lane.first_token_time) / num_later)
+        sequence, metrics = lane.sequence, self.metrics
+        timing = RequestTiming(
+            arrived=sequence.arrival_time,
+            scheduled=sequence.first_scheduled_time,
+            first_token=lane.first_token_time,
+            finished=self._clock(),
+        )
+        metrics.finished[reason] += 1
+        metrics.e2e.observe(timing.finished - timing.arrived)
+        if timing.scheduled is not None and timing.first_token is not None:
+            decode_seconds = lane.last_token_time - timing.first_token
+            metrics.prefill.observe(timing.first_token - timing.scheduled)
+            metrics.decode.observe(decode_seconds)
+            metrics.prompt_length.observe(sequence.num_prompt)
+            metrics.output_length.observe(sequence.num_output)
+            if sequence.num_output > 1:
+                metrics.tpot.observe(decode_seconds / (sequence.num_output - 1))
+        return timing
 
     def _usage(self, lane: _Lane) -> Usage:
         sequence = lane.sequence
@@ -234,6 +332,17 @@ class EngineCore:
         else:
             metrics.inter_token.observe(now - lane.last_token_time)
         lane.last_token_time = now
+
+    def _note_step(self, plan: StepPlan, outputs: Sequence[RequestOutput], seconds: float) -> None:
+        metrics = self.metrics
+        metrics.step.observe(seconds)
+        metrics.step_tokens.observe(plan.num_tokens)
+        num_requests = len(plan.slices)
+        if plan.num_tokens - plan.num_draft_tokens == num_requests:
+            num_committed = sum(len(output.token_ids) for output in outputs)
+            plain_seconds = self.speculator.plain_seconds(num_requests)
+            metrics.decode_only_seconds += seconds
+            metrics.plain_decode_seconds += plain_seconds * num_committed / num_requests
 
     def _note_queue_times(self, slices: Sequence[Slice]) -> None:
         for piece in slices:

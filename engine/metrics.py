@@ -19,6 +19,10 @@ _TPOT_BUCKETS = (
     0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0,
     40.0, 80.0,
 )  # fmt: skip
+_LENGTH_BUCKETS = (
+    1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000,
+)  # fmt: skip
+_STEP_TOKENS_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 _STEP_BUCKETS = (
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 )  # fmt: skip
@@ -54,6 +58,8 @@ class DrafterMetrics:
     """How many drafts had their first, second, ... token accepted."""
     failures: int = 0
     """Times the drafter raised; the requests went on without a draft."""
+    seconds: float = 0.0
+    """Time spent in the drafter, whatever came of it."""
 
     def record(self, num_drafted: int, num_accepted: int) -> None:
         self.drafts += 1
@@ -84,6 +90,10 @@ class EngineMetrics:
     generated_tokens: int = 0
     target_passes: int = 0
     """Decoding slices the target computed; generated_tokens / target_passes is tokens a pass."""
+    step_failures: int = 0
+    """Forward passes that raised; their requests were tried again in parts."""
+    restarts: int = 0
+    """Times the engine was made anew from the loaded weights."""
     lossy_accepted_tokens: int = 0
     """Draft tokens kept against the target's choice, for requests with lossy acceptance."""
     ttft: Histogram = field(default_factory=lambda: Histogram(_TTFT_BUCKETS))
@@ -93,5 +103,18 @@ class EngineMetrics:
     """One observation a step and request: the gap since its previous tokens."""
     e2e: Histogram = field(default_factory=lambda: Histogram(_LATENCY_BUCKETS))
     queue: Histogram = field(default_factory=lambda: Histogram(_LATENCY_BUCKETS))
+    prefill: Histogram = field(default_factory=lambda: Histogram(_LATENCY_BUCKETS))
+    """From leaving the queue to the first token, of finished requests."""
+    decode: Histogram = field(default_factory=lambda: Histogram(_LATENCY_BUCKETS))
+    """From the first token to the last, of finished requests."""
+    prompt_length: Histogram = field(default_factory=lambda: Histogram(_LENGTH_BUCKETS))
+    output_length: Histogram = field(default_factory=lambda: Histogram(_LENGTH_BUCKETS))
     step: Histogram = field(default_factory=lambda: Histogram(_STEP_BUCKETS))
+    step_tokens: Histogram = field(default_factory=lambda: Histogram(_STEP_TOKENS_BUCKETS))
+    """Rows of a step: prompt, decoding and draft tokens."""
+    decode_only_seconds: float = 0.0
+    """Time of the steps that computed no prompt, drafting included."""
+    plain_decode_seconds: float = 0.0
+    """What plain decoding would have needed for the tokens of the same steps, by the measured cost
+    of passes; plain_decode_seconds / decode_only_seconds is the speed-up of speculation."""
     drafters: dict[str, DrafterMetrics] = field(default_factory=dict)

@@ -218,6 +218,17 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestTiming:
+    """When what happened to one request: seconds on the engine's clock (`time.monotonic`)."""
+
+    arrived: float
+    scheduled: float | None
+    """When it left the queue; None: it never did."""
+    first_token: float | None
+    finished: float
+
+
+@dataclass(frozen=True, slots=True)
 class RequestOutput:
     """What one engine step added to one request.
 
@@ -238,3 +249,5 @@ class RequestOutput:
     """The stop string or stop token id that ended the text, if one did."""
     error: str | None = None
     """Why, when `finish_reason` is ERROR."""
+    timing: RequestTiming | None = None
+    """With `finish_reason`, where the engine itself ended the request."""

@@ -15,7 +15,7 @@ MAX_LINES = 450
 
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"request", "metrics", "config"}),
-    frozenset({"plan", "sequence", "blocks", "admission"}),
+    frozenset({"plan", "sequence", "blocks", "admission", "summary"}),
     frozenset({"scheduler", "text", "sampling", "kernels"}),
     frozenset({"models"}),
     frozenset({"draft", "verify"}),
@@ -38,6 +38,7 @@ SERVER_MAY_IMPORT = frozenset(
         "engine.models.runner",
         "engine.models.source",
         "engine.request",
+        "engine.summary",
     }
 )
 NOT_IN_ENGINE = frozenset({"server", "loadtest", "fastapi", "starlette", "prometheus_client"})

@@ -92,6 +92,10 @@ class Policy(Protocol):
         """Learn what a step of the target cost."""
         ...
 
+    def plain_seconds(self, rows: int) -> float:
+        """What a step of so many rows costs, by those observed; 0 before the first."""
+        ...
+
     def record(
         self, request_id: str, drafter: str, grade: int, num_drafted: int, num_accepted: int
     ) -> None:
@@ -110,6 +114,7 @@ class FixedPolicy:
 
     def __init__(self, length: int) -> None:
         self._length = length
+        self._target = CostModel()
 
     def choose(self, candidates: Sequence[Candidate], other_rows: int) -> list[Choice]:
         return [_to_length(c.options[0], self._length) if c.options else PLAIN for c in candidates]
@@ -117,7 +122,11 @@ class FixedPolicy:
     def wants_prepared(self, candidates: Sequence[Candidate], num_running: int) -> list[bool]:
         return [True] * len(candidates)
 
-    def observe_step(self, rows: int, seconds: float) -> None: ...
+    def observe_step(self, rows: int, seconds: float) -> None:
+        self._target.observe(rows, seconds)
+
+    def plain_seconds(self, rows: int) -> float:
+        return float(self._target.seconds(rows))
 
     def record(
         self, request_id: str, drafter: str, grade: int, num_drafted: int, num_accepted: int
@@ -179,6 +188,9 @@ class GoodputPolicy:
 
     def observe_step(self, rows: int, seconds: float) -> None:
         self._target.observe(rows, seconds)
+
+    def plain_seconds(self, rows: int) -> float:
+        return float(self._target.seconds(rows))
 
     def record(
         self, request_id: str, drafter: str, grade: int, num_drafted: int, num_accepted: int

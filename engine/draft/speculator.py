@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,6 +79,10 @@ class Speculator:
             request_id, proposal.drafter, proposal.draft.grade, num_drafted, num_accepted
         )
 
+    def plain_seconds(self, num_requests: int) -> float:
+        """What a step without drafts costs that decodes so many requests, by the measured steps."""
+        return self._policy.plain_seconds(num_requests)
+
     def observe_step(self, rows: int, seconds: float) -> None:
         """Learn what a step of the target cost."""
         self._policy.observe_step(rows, seconds)
@@ -116,7 +122,8 @@ class Speculator:
                 worthwhile = [s for s, yes in zip(worthwhile, wanted, strict=True) if yes]
             if worthwhile:
                 try:
-                    drafter.prepare(worthwhile)
+                    with self._timed(drafter):
+                        drafter.prepare(worthwhile)
                 except Exception:
                     self._note_failure(drafter, worthwhile)
 
@@ -152,13 +159,22 @@ class Speculator:
             return {}
         sequences = [request.sequence for request in requests]
         try:
-            drafts = drafter.propose(requests)
+            with self._timed(drafter):
+                drafts = drafter.propose(requests)
         except Exception:
             self._note_failure(drafter, sequences)
             return {}
         return {
             sequence.request_id: draft for sequence, draft in zip(sequences, drafts, strict=True)
         }
+
+    @contextmanager
+    def _timed(self, drafter: Drafter) -> Iterator[None]:
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.metrics[drafter.name].seconds += time.perf_counter() - started
 
     def _note_failure(self, drafter: Drafter, sequences: Sequence[TokenSequence]) -> None:
         logger.exception("drafter %s failed; going on without its drafts", drafter.name)

@@ -78,6 +78,9 @@ class CpuRunner:
             device="cpu",
             dtype=weights.main_format.name.lower(),
             kv_bytes_per_token=bytes_per_token,
+            weight_bytes=weights.num_bytes,
+            kernels=variant or native.variants()[0],
+            threads=threads,
         )
 
     @staticmethod

@@ -102,6 +102,11 @@ class PackedWeights:
         return matrices + sum(v.size for v in self.vectors.values())
 
     @property
+    def num_bytes(self) -> int:
+        matrices = sum(m.data.nbytes for m in self.matrices.values())
+        return matrices + sum(v.nbytes for v in self.vectors.values())
+
+    @property
     def main_format(self) -> Format:
         """The format of most weights."""
         sizes: dict[Format, int] = {}

@@ -30,6 +30,11 @@ class ModelInfo:
     device: str
     dtype: str
     kv_bytes_per_token: int
+    weight_bytes: int
+    kernels: str
+    """What computes the forward pass: a variant of the native kernels, or torch."""
+    threads: int | None
+    """CPU threads of the forward pass; None: it does not run on a CPU."""
 
 
 @dataclass(frozen=True, slots=True)

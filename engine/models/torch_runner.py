@@ -54,6 +54,9 @@ class TorchRunner:
             device=str(self._device),
             dtype=str(dtype).removeprefix("torch."),
             kv_bytes_per_token=bytes_per_token,
+            weight_bytes=sum(p.numel() * p.element_size() for p in model.parameters()),
+            kernels="torch",
+            threads=torch.get_num_threads() if self._device.type == "cpu" else None,
         )
         self._try_out()
 

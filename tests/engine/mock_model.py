@@ -34,7 +34,7 @@ class MockRunner:
         self._salt = salt
         self._tokens = np.full(num_blocks * block_size, -1, np.int64)
         self._positions = np.full(num_blocks * block_size, -1, np.int64)
-        self.info = ModelInfo("Mock", 0, vocab_size, 4096, "cpu", "float32", 8)
+        self.info = ModelInfo("Mock", 0, vocab_size, 4096, "cpu", "float32", 8, 0, "mock", 1)
 
     def execute(self, plan: StepPlan) -> torch.Tensor:
         packed = pack(plan, self.block_size)

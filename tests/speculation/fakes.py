@@ -105,7 +105,7 @@ class TableRunner:
         self.block_size = block_size
         self.num_blocks = num_blocks
         self._table = torch.tensor(table, dtype=torch.float32)
-        self.info = ModelInfo("Table", 0, len(table), 4096, "cpu", "float32", 8)
+        self.info = ModelInfo("Table", 0, len(table), 4096, "cpu", "float32", 8, 0, "mock", 1)
 
     def execute(self, plan: StepPlan) -> torch.Tensor:
         rows = np.concatenate([s.token_ids[s.first_logit :] for s in plan.slices])
@@ -142,7 +142,7 @@ class TextRunner(MockRunner):
         self._will = will
         self._wishes: dict[bytes, np.ndarray] = {}
         size = vocab_size or len(tokenizer.pieces)
-        self.info = ModelInfo("Text", 0, size, 4096, "cpu", "float32", 8)
+        self.info = ModelInfo("Text", 0, size, 4096, "cpu", "float32", 8, 0, "mock", 1)
 
     def _logits(self, context: np.ndarray) -> np.ndarray:
         weights = np.arange(1, len(context) + 1) * 2654435761 + self._salt
