@@ -166,6 +166,11 @@ class Config(BaseSettings):
     port: Annotated[int, Field(ge=0, le=65535)] = Field(
         8000, description="port the server listens on (0: any free one)"
     )
+    api_keys_file: Path | None = Field(
+        None,
+        description="file with one API key a line, KEY or NAME:KEY; keys may also stand in the "
+        "environment variable SLIPSTREAM_API_KEY, separated by commas; default: no key is needed",
+    )
     device: DeviceName = Field("auto", description="auto: a GPU if there is one")
     dtype: DtypeName = Field(
         "auto", description="weights and KV; auto: float32 on a CPU, bfloat16 on a GPU"

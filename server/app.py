@@ -13,6 +13,8 @@ from starlette.middleware import Middleware
 from engine.async_engine import AsyncEngine, EngineState
 from engine.config import Config
 from server import VERSION
+from server.api_keys import ApiKeys
+from server.auth import ApiKeyMiddleware
 from server.body_limit import BodyLimitMiddleware
 from server.catch_all import CatchAllMiddleware
 from server.context import ServerContext
@@ -58,10 +60,17 @@ def log_loaded(failure: BaseException | None) -> None:
         logger.error("the model can't be loaded: %s", failure)
 
 
-def create_app(engine: AsyncEngine, config: Config, *, on_loaded: OnLoaded = log_loaded) -> FastAPI:
+def create_app(
+    engine: AsyncEngine,
+    config: Config,
+    *,
+    keys: ApiKeys | None = None,
+    on_loaded: OnLoaded = log_loaded,
+) -> FastAPI:
     """The app; its lifespan starts the engine, without waiting for the load, and stops it.
 
     Args:
+        keys: None: everyone is let in.
         on_loaded: told when the load has ended: None, or why it failed.
     """
 
@@ -86,6 +95,7 @@ def create_app(engine: AsyncEngine, config: Config, *, on_loaded: OnLoaded = log
         middleware=[
             Middleware(RequestIdMiddleware),
             Middleware(CatchAllMiddleware),
+            Middleware(ApiKeyMiddleware, keys=keys or ApiKeys({})),
             Middleware(BodyLimitMiddleware, max_bytes=config.limits.max_body_bytes),
         ],
     )

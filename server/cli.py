@@ -10,7 +10,8 @@ import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
-from engine.config import ConfigError
+from engine.config import Config, ConfigError
+from server.api_keys import ENVIRONMENT_VARIABLE, ApiKeys, load_api_keys
 from server.command import CommandError, Run, Subcommand, add_config_arguments
 from server.logs import configure_logging
 from server.process import exit_on_stop_signals, listen
@@ -32,6 +33,7 @@ def _configure_serve(parser: argparse.ArgumentParser) -> Run:
     def run(arguments: argparse.Namespace) -> None:
         config = resolve_config(arguments)
         configure_logging(config.log_level)
+        keys = _read_api_keys(config)
         exit_on_stop_signals()
         try:
             listener = listen(config.host, config.port)
@@ -41,13 +43,22 @@ def _configure_serve(parser: argparse.ArgumentParser) -> Run:
         from server.serve import LoadError, make_engine, serve
 
         try:
-            serve(config, make_engine(config), listener)
+            serve(config, make_engine(config), listener, keys)
         except LoadError as error:
             if config.log_level == "debug":
                 traceback.print_exception(error)
             raise CommandError(f"can't load the model: {error}") from error
 
     return run
+
+
+def _read_api_keys(config: Config) -> ApiKeys:
+    """Takes the keys out of the environment, so that no process started from here has them."""
+    try:
+        return load_api_keys(config.api_keys_file, os.environ.pop(ENVIRONMENT_VARIABLE, ""))
+    except OSError as error:
+        path = config.api_keys_file
+        raise CommandError(f"api_keys_file: can't read {path}: {_reason(error)}") from error
 
 
 def _reason(error: OSError) -> str:

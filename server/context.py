@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 from fastapi import Depends, Request
 
 from engine.async_engine import AsyncEngine
 from engine.config import Config
+from server.auth import CLIENT
 from server.errors import ApiError
 from server.render.renderer import ResponseHead
 from server.response_store import ResponseStore
@@ -22,6 +23,8 @@ class ServerContext:
     engine: AsyncEngine
     config: Config
     responses: ResponseStore = field(default_factory=ResponseStore)
+    client: str = ""
+    """Name of the client whose API key the request has; empty without keys."""
 
     @property
     def sampling_rules(self) -> SamplingRules:
@@ -50,7 +53,7 @@ class ServerContext:
 
 async def _context(request: Request) -> ServerContext:
     context: ServerContext = request.app.state.context
-    return context
+    return replace(context, client=request.scope.get(CLIENT, ""))
 
 
 Context = Annotated[ServerContext, Depends(_context)]

@@ -22,6 +22,7 @@ RETRY_AFTER_SECONDS = 1
 
 _ANTHROPIC_PATHS = "/v1/messages"
 _ANTHROPIC_TYPES = {
+    401: "authentication_error",
     404: "not_found_error",
     413: "request_too_large",
     429: "rate_limit_error",
@@ -108,18 +109,20 @@ def add_error_handlers(app: FastAPI) -> None:
     """Answer every foreseen exception of a route, and the router's own, in OpenAI's shape."""
 
     async def handle(request: Request, error: Exception) -> Response:
-        return to_api_error(error).to_response(request.url.path)
+        return to_api_error(error).to_response(request.scope["path"])
 
     async def handle_routing(request: Request, error: Exception) -> Response:
         if not isinstance(error, HTTPException):
             raise error
-        place = f"{request.method} {request.url.path}"
+        # Not request.url, which has the Host header in it.
+        path = request.scope["path"]
+        place = f"{request.method} {path}"
         message, code = {
             404: (f"Unknown request URL: {place}.", "unknown_url"),
             405: (f"The method is not allowed here: {place}.", "method_not_allowed"),
         }.get(error.status_code, (str(error.detail), None))
         answer = ApiError(error.status_code, message, code=code, headers=error.headers)
-        return answer.to_response(request.url.path)
+        return answer.to_response(path)
 
     for foreseen in (ApiError, RequestError, QueueFullError, EngineDeadError):
         app.add_exception_handler(foreseen, handle)

@@ -14,6 +14,7 @@ import uvicorn
 
 from engine.async_engine import AsyncEngine, EngineState
 from engine.config import Config, ConfigError
+from server.api_keys import ApiKeys
 from server.app import create_app
 from server.process import url_of
 
@@ -45,14 +46,14 @@ def make_engine(config: Config) -> AsyncEngine:
     return AsyncEngine(load, max_requests=max_requests)
 
 
-def serve(config: Config, engine: AsyncEngine, listener: socket.socket) -> None:
+def serve(config: Config, engine: AsyncEngine, listener: socket.socket, keys: ApiKeys) -> None:
     """Serve until a stop signal.
 
     Raises:
         ConfigError: keys that don't fit the model or the machine.
         LoadError: the model can't be loaded.
     """
-    asyncio.run(_serve(config, engine, listener))
+    asyncio.run(_serve(config, engine, listener, keys))
     if engine.state in (EngineState.LOADING, EngineState.READY):
         # A load, or a second signal: the engine's thread must not meet a half-ended interpreter.
         logging.shutdown()
@@ -79,7 +80,9 @@ class _Server(uvicorn.Server):
             await self._engine.stop()
 
 
-async def _serve(config: Config, engine: AsyncEngine, listener: socket.socket) -> None:
+async def _serve(
+    config: Config, engine: AsyncEngine, listener: socket.socket, keys: ApiKeys
+) -> None:
     url = url_of(listener)
     failures: list[BaseException] = []
 
@@ -92,7 +95,7 @@ async def _serve(config: Config, engine: AsyncEngine, listener: socket.socket) -
 
     server = _Server(
         uvicorn.Config(
-            create_app(engine, config, on_loaded=on_loaded),
+            create_app(engine, config, keys=keys, on_loaded=on_loaded),
             log_config=None,
             access_log=config.log_level == "debug",
             server_header=False,

@@ -55,7 +55,7 @@ async def get_response(response_id: str, context: Context) -> Response:
     responses={200: {"model": DeletedResponse}, **errors},
 )
 async def delete_response(response_id: str, context: Context) -> Response:
-    if not context.responses.delete(response_id):
+    if not context.responses.delete(context.client, response_id):
         raise _not_found(response_id)
     return json_response(DeletedResponse(id=response_id, object="response", deleted=True))
 
@@ -149,13 +149,13 @@ def _keep(
         if body.store is not False:
             add_answer(conversation, blocks)
             stored = StoredResponse(final.to_json(), tuple(conversation.messages))
-            context.responses.put(response_id, stored)
+            context.responses.put(context.client, response_id, stored)
 
     return keep
 
 
 def _stored(response_id: str, context: ServerContext, param: str = "response_id") -> StoredResponse:
-    stored = context.responses.get(response_id)
+    stored = context.responses.get(context.client, response_id)
     if stored is None:
         raise _not_found(response_id, param)
     return stored

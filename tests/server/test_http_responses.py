@@ -242,20 +242,20 @@ def test_store_is_bounded_in_number_and_size():
 
     store = ResponseStore(max_responses=3, max_bytes=1000)
     for name in "abc":
-        store.put(name, stored(100))
-    assert store.get("a") is not None
-    store.put("d", stored(100))
-    assert [name for name in "abcd" if store.get(name)] == ["a", "c", "d"]
-    store.put("e", stored(900))
-    assert [name for name in "abcde" if store.get(name)] == ["e"]
-    store.put("f", stored(5000))
+        store.put("me", name, stored(100))
+    assert store.get("me", "a") is not None
+    store.put("me", "d", stored(100))
+    assert [name for name in "abcd" if store.get("me", name)] == ["a", "c", "d"]
+    store.put("me", "e", stored(900))
+    assert [name for name in "abcde" if store.get("me", name)] == ["e"]
+    store.put("me", "f", stored(5000))
     assert len(store) == 0
     assert store.num_bytes == 0
-    store.put("g", stored(10))
-    store.put("g", stored(20))
+    store.put("me", "g", stored(10))
+    store.put("me", "g", stored(20))
     assert store.num_bytes == 22
-    assert store.delete("g")
-    assert not store.delete("g")
+    assert store.delete("me", "g")
+    assert not store.delete("me", "g")
     assert store.num_bytes == 0
 
 
