@@ -57,7 +57,10 @@ class DrafterMetrics:
     accepted_by_position: list[int] = field(default_factory=list)
     """How many drafts had their first, second, ... token accepted."""
     failures: int = 0
-    """Times the drafter raised; the requests went on without a draft."""
+    """Times the drafter raised, or its drafts made the target's pass raise; the requests went on
+    without a draft."""
+    works: bool = True
+    """False while the drafter is put aside, after several failures in a row."""
     seconds: float = 0.0
     """Time spent in the drafter, whatever came of it."""
 

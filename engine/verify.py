@@ -64,6 +64,13 @@ class Verifier:
         """Drop what is kept about a request that has ended."""
         self._histories.pop(request_id, None)
 
+    def distrust(self, request_id: str) -> None:
+        """Make anew what is kept about a request: `verify` raised, perhaps in the middle of it."""
+        self._histories.pop(request_id, None)
+        matcher = self._grammars.of(request_id)
+        if matcher is not None:
+            matcher.distrust()
+
     def verify(
         self,
         plan: StepPlan,

@@ -18,7 +18,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"plan", "sequence", "blocks", "admission", "summary"}),
     frozenset({"scheduler", "text", "sampling", "kernels"}),
     frozenset({"models"}),
-    frozenset({"draft", "verify"}),
+    frozenset({"draft", "verify", "isolation"}),
     frozenset({"core"}),
     frozenset({"build"}),
     frozenset({"async_engine", "bench", "doctor"}),

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from engine.draft.acceptance import MAX_POSITIONS
 from engine.draft.drafter import NO_DRAFT, Draft, Drafter, DraftRequest
+from engine.draft.faults import DrafterFaults
 from engine.draft.policy import PLAIN, Candidate, Choice, Option, Policy
 from engine.metrics import DrafterMetrics
 from engine.sequence import TokenSequence
 
-logger = logging.getLogger(__name__)
+_POLICY = "policy"
+"""Under this name a fault is kept that is no drafter's."""
+
+
+class DraftError(RuntimeError):
+    """The target's pass raises with a draft and does not without it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,16 +35,23 @@ class Speculator:
     """The engine's one door to speculation."""
 
     def __init__(
-        self, drafters: Sequence[Drafter], policy: Policy, *, max_length: int = MAX_POSITIONS
+        self,
+        drafters: Sequence[Drafter],
+        policy: Policy,
+        *,
+        max_length: int = MAX_POSITIONS,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
         Args:
             drafters: in order of preference, each under a name of its own.
             max_length: longest draft of any drafter, in target tokens.
+            clock: monotonic seconds; a drafter that fails rests for some.
         """
         self.drafters = tuple(drafters)
         self.metrics = {drafter.name: DrafterMetrics() for drafter in drafters}
         self._policy = policy
+        self._faults = DrafterFaults([*self.metrics, _POLICY], clock)
         self._max_length = min(max_length, MAX_POSITIONS)
 
     def propose(self, running: Sequence[TokenSequence], other_rows: int) -> dict[str, Proposal]:
@@ -49,19 +61,27 @@ class Speculator:
             running: all running sequences; those still computing their prompt are only prepared.
             other_rows: prompt rows the coming step computes.
         """
-        if not self.drafters:
+        drafters = [d for d in self.drafters if not self._faults.rests(d.name)]
+        if not drafters or self._faults.rests(_POLICY):
             return {}
-        self._prepare(running)
+        with self._guarded():
+            proposals = self._propose(drafters, running, other_rows)
+            self._faults.clear(_POLICY)
+            return proposals
+        return {}
+
+    def _propose(
+        self, drafters: Sequence[Drafter], running: Sequence[TokenSequence], other_rows: int
+    ) -> dict[str, Proposal]:
+        self._prepare(drafters, running)
         decoding = [s for s in running if s.is_decoding and self._limit(s) > 0]
         if not decoding:
             return {}
-        free = {d.name: self._ask_free(d, decoding) for d in self.drafters if d.cost is None}
-        candidates = [self._candidate(s, free) for s in decoding]
+        free = {d.name: self._ask_free(d, decoding) for d in drafters if d.cost is None}
+        candidates = [self._candidate(s, drafters, free) for s in decoding]
         choices = self._policy.choose(candidates, other_rows)
         modelled = {
-            d.name: self._ask_model(d, decoding, choices)
-            for d in self.drafters
-            if d.cost is not None
+            d.name: self._ask_model(d, decoding, choices) for d in drafters if d.cost is not None
         }
         proposals = {}
         for sequence, candidate, choice in zip(decoding, candidates, choices, strict=True):
@@ -75,9 +95,17 @@ class Speculator:
     ) -> None:
         """Account for a verified draft, of which the scheduler may have cut some tokens."""
         self.metrics[proposal.drafter].record(num_drafted, num_accepted)
-        self._policy.record(
-            request_id, proposal.drafter, proposal.draft.grade, num_drafted, num_accepted
-        )
+        self._faults.clear(proposal.drafter)
+        self.metrics[proposal.drafter].works = True
+        with self._guarded():
+            self._policy.record(
+                request_id, proposal.drafter, proposal.draft.grade, num_drafted, num_accepted
+            )
+
+    def blame(self, drafters: Iterable[str]) -> None:
+        """Count a failure of the drafters with whose drafts the target's pass raised."""
+        for name in drafters:
+            self._note_failure(name, DraftError("the target can't compute its drafts"))
 
     def plain_seconds(self, num_requests: int) -> float:
         """What a step without drafts costs that decodes so many requests, by the measured steps."""
@@ -85,12 +113,28 @@ class Speculator:
 
     def observe_step(self, rows: int, seconds: float) -> None:
         """Learn what a step of the target cost."""
-        self._policy.observe_step(rows, seconds)
+        with self._guarded():
+            self._policy.observe_step(rows, seconds)
 
     def forget(self, request_id: str) -> None:
         for drafter in self.drafters:
+            self._forget(drafter, request_id)
+        with self._guarded():
+            self._policy.forget(request_id)
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """A fault of the policy costs drafts, never a request."""
+        try:
+            yield
+        except Exception as error:
+            self._faults.note(_POLICY, error)
+
+    def _forget(self, drafter: Drafter, request_id: str) -> None:
+        try:
             drafter.forget(request_id)
-        self._policy.forget(request_id)
+        except Exception as error:
+            self._note_failure(drafter.name, error)
 
     def warm_up(self) -> None:
         """Let the draft models make their first passes, so that their costs are known."""
@@ -99,7 +143,11 @@ class Speculator:
 
     def state(self) -> dict[str, Any]:
         """The policy's estimates and choices, JSON types only."""
-        return {"drafters": [d.name for d in self.drafters], **self._policy.state()}
+        return {
+            "drafters": [d.name for d in self.drafters],
+            "failing": self._faults.state(),
+            **self._policy.state(),
+        }
 
     def _limit(self, sequence: TokenSequence) -> int:
         asked = sequence.request.speculation.max_draft_tokens
@@ -110,9 +158,9 @@ class Speculator:
     def _allows(sequence: TokenSequence, drafter: Drafter) -> bool:
         return sequence.request.speculation.mode in ("auto", drafter.name)
 
-    def _prepare(self, running: Sequence[TokenSequence]) -> None:
+    def _prepare(self, drafters: Sequence[Drafter], running: Sequence[TokenSequence]) -> None:
         prefilling = [s for s in running if not s.is_decoding]
-        for drafter in self.drafters if prefilling else ():
+        for drafter in drafters if prefilling else ():
             worthwhile = [
                 s for s in prefilling if self._allows(s, drafter) and drafter.can_draft(s)
             ]
@@ -124,8 +172,8 @@ class Speculator:
                 try:
                     with self._timed(drafter):
                         drafter.prepare(worthwhile)
-                except Exception:
-                    self._note_failure(drafter, worthwhile)
+                except Exception as error:
+                    self._give_up(drafter, worthwhile, error)
 
     def _model_candidate(self, sequence: TokenSequence, drafter: Drafter) -> Candidate:
         return Candidate(
@@ -161,12 +209,10 @@ class Speculator:
         try:
             with self._timed(drafter):
                 drafts = drafter.propose(requests)
-        except Exception:
-            self._note_failure(drafter, sequences)
+            return {s.request_id: draft for s, draft in zip(sequences, drafts, strict=True)}
+        except Exception as error:
+            self._give_up(drafter, sequences, error)
             return {}
-        return {
-            sequence.request_id: draft for sequence, draft in zip(sequences, drafts, strict=True)
-        }
 
     @contextmanager
     def _timed(self, drafter: Drafter) -> Iterator[None]:
@@ -176,16 +222,28 @@ class Speculator:
         finally:
             self.metrics[drafter.name].seconds += time.perf_counter() - started
 
-    def _note_failure(self, drafter: Drafter, sequences: Sequence[TokenSequence]) -> None:
-        logger.exception("drafter %s failed; going on without its drafts", drafter.name)
-        self.metrics[drafter.name].failures += 1
+    def _give_up(
+        self, drafter: Drafter, sequences: Sequence[TokenSequence], error: Exception
+    ) -> None:
+        """Go on without the drafts that a drafter failed to make."""
+        self._note_failure(drafter.name, error)
         for sequence in sequences:
-            drafter.forget(sequence.request_id)
+            self._forget(drafter, sequence.request_id)
             self._policy.record(sequence.request_id, drafter.name, 0, 1, 0)
 
-    def _candidate(self, sequence: TokenSequence, free: dict[str, dict[str, Draft]]) -> Candidate:
+    def _note_failure(self, drafter: str, error: Exception) -> None:
+        self._faults.note(drafter, error)
+        self.metrics[drafter].failures += 1
+        self.metrics[drafter].works = self._faults.works(drafter)
+
+    def _candidate(
+        self,
+        sequence: TokenSequence,
+        drafters: Sequence[Drafter],
+        free: dict[str, dict[str, Draft]],
+    ) -> Candidate:
         options = []
-        for drafter in self.drafters:
+        for drafter in drafters:
             if drafter.cost is None:
                 draft = free[drafter.name].get(sequence.request_id, NO_DRAFT)
                 if draft.token_ids:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Iterator
 
 import numpy as np
+import torch
 
 from engine.models.runner import ModelRunner
 from engine.plan import Slice, StepPlan
@@ -21,10 +22,22 @@ def time_passes(runner: ModelRunner, rows: Iterable[int]) -> Iterator[tuple[int,
         yield count, _time_pass(runner, count)
 
 
+def can_compute(runner: ModelRunner, block: int) -> bool:
+    """Whether a pass of one token gives numbers, as it must; raises what the pass raises.
+
+    Args:
+        block: a KV block that nobody holds.
+    """
+    return bool(_pass(runner, 1, (block,)).max().isfinite())
+
+
 def _time_pass(runner: ModelRunner, rows: int) -> float:
-    blocks = tuple(range(-(-rows // runner.block_size)))
-    piece = Slice("warm-up", 0, np.zeros(rows, np.int32), blocks, first_logit=0)
     began = time.perf_counter()
     # Reading a value makes an asynchronous device finish.
-    runner.execute(StepPlan((piece,))).flatten()[0].item()
+    _pass(runner, rows, tuple(range(-(-rows // runner.block_size)))).flatten()[0].item()
     return time.perf_counter() - began
+
+
+def _pass(runner: ModelRunner, rows: int, blocks: tuple[int, ...]) -> torch.Tensor:
+    piece = Slice("warm-up", 0, np.zeros(rows, np.int32), blocks, first_logit=0)
+    return runner.execute(StepPlan((piece,)))
