@@ -113,13 +113,23 @@ class LimitsConfig(Section):
     """What one HTTP request may ask for."""
 
     max_body_bytes: int = Field(4 << 20, ge=1024, description="request body; more is answered 413")
+    max_headers: int = Field(100, ge=8, description="request headers; more are answered 431")
+    max_header_bytes: int = Field(
+        16 << 10, ge=1024, description="request line and headers; more is answered 431 or 400"
+    )
     max_prompts: int = Field(64, ge=1, description="prompts in one completions request")
-    max_choices: int = Field(16, ge=1, description="choices (`n`) of one request")
+    max_choices: int = Field(16, ge=1, description="choices (`n`, `best_of`) of a prompt")
     max_logprobs: int = Field(20, ge=0, description="alternatives listed per token")
     max_stops: int = Field(16, ge=1, description="stop strings of one request")
+    max_stop_length: int = Field(1024, ge=1, description="characters of a stop string")
+    max_tools: int = Field(128, ge=0, description="tools of one request")
     max_schema_bytes: int = Field(
         64 << 10, ge=1, description="JSON schema, regular expression or grammar of one request"
     )
+    max_schema_depth: int = Field(
+        64, ge=1, description="nested objects and arrays in a JSON schema, a tool's included"
+    )
+    max_guided_choices: int = Field(10_000, ge=1, description="entries of `guided_choice`")
     max_schema_seconds: float = Field(
         5.0, gt=0, description="time its compilation may take; then the request is refused"
     )

@@ -19,6 +19,7 @@ from server.body_limit import BodyLimitMiddleware
 from server.catch_all import CatchAllMiddleware
 from server.context import ServerContext
 from server.errors import add_error_handlers
+from server.header_limit import HeaderLimitMiddleware
 from server.prometheus import make_registry
 from server.request_id import RequestIdMiddleware
 from server.routes import (
@@ -95,6 +96,11 @@ def create_app(
         middleware=[
             Middleware(RequestIdMiddleware),
             Middleware(CatchAllMiddleware),
+            Middleware(
+                HeaderLimitMiddleware,
+                max_headers=config.limits.max_headers,
+                max_bytes=config.limits.max_header_bytes,
+            ),
             Middleware(ApiKeyMiddleware, keys=keys or ApiKeys({})),
             Middleware(BodyLimitMiddleware, max_bytes=config.limits.max_body_bytes),
         ],

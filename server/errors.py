@@ -100,9 +100,12 @@ def in_api_terms(error: RequestError, names: Mapping[str, str]) -> RequestError:
     Args:
         names: the API's name of a field by the engine's, where they differ.
     """
-    own = error.param or ""
-    name = names.get(own, error.param)
-    return RequestError(str(error).replace(f"{own}=", f"{name}="), param=name, code=error.code)
+    own = error.param
+    if own is None or own not in names:
+        return error
+    name = names[own]
+    message = str(error).replace(f"{own}=", f"{name}=").replace(f"'{own}'", f"'{name}'")
+    return RequestError(message, param=name, code=error.code)
 
 
 def add_error_handlers(app: FastAPI) -> None:

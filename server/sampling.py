@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from engine.config import LimitsConfig
 from engine.request import SEED_MASK, RequestError, SamplingDefaults, SamplingParams
+from server.limits import at_most, check_stops
 from server.render.usage import UsageReport
 from server.schemas.common import StreamOptions
 from server.schemas.sampling import SamplingFields
@@ -41,7 +42,7 @@ def sampling_params(
         RequestError: a value breaks one of the rules; the error names the field and the limit.
     """
     stop = _stop_texts(fields)
-    _at_most(len(stop), rules.limits.max_stops, "stop", "entries")
+    check_stops(stop, rules.limits)
     min_tokens = _or_default(fields.min_tokens, 0)
     if min_tokens > max_tokens:
         raise RequestError(
@@ -76,12 +77,12 @@ def sampling_params(
 
 def num_choices(fields: SamplingFields, limits: LimitsConfig) -> int:
     n = _or_default(fields.n, 1)
-    _at_most(n, limits.max_choices, "n", "choices")
+    at_most(n, limits.max_choices, "n", "choices")
     return n
 
 
 def check_logprobs(count: int, limits: LimitsConfig, param: str) -> None:
-    _at_most(count, limits.max_logprobs, param, "alternatives")
+    at_most(count, limits.max_logprobs, param, "alternatives")
 
 
 def usage_report(fields: SamplingFields) -> UsageReport:
@@ -102,11 +103,6 @@ def _stop_texts(fields: SamplingFields) -> tuple[str, ...]:
     if isinstance(fields.stop, str):
         return (fields.stop,)
     return tuple(fields.stop or ())
-
-
-def _at_most(value: int, limit: int, param: str, unit: str) -> None:
-    if value > limit:
-        raise RequestError(f"'{param}' asks for {value} {unit}; the limit is {limit}.", param=param)
 
 
 def _first_given(value: T | None, advised: T | None, default: T) -> T:

@@ -16,6 +16,7 @@ from engine.async_engine import AsyncEngine, EngineState
 from engine.config import Config, ConfigError
 from server.api_keys import ApiKeys
 from server.app import create_app
+from server.http_options import http_options
 from server.process import url_of
 
 if TYPE_CHECKING:
@@ -25,8 +26,6 @@ logger = logging.getLogger(__name__)
 
 DRAIN_SECONDS = 5.0
 """After a stop signal, requests in progress have this long to finish; then they end in an error."""
-KEEP_ALIVE_SECONDS = 75
-"""Longer than clients keep idle connections, so that they never reuse one as it closes."""
 
 
 class LoadError(RuntimeError):
@@ -94,15 +93,10 @@ async def _serve(
             server.should_exit = True
 
     server = _Server(
-        uvicorn.Config(
+        http_options(
             create_app(engine, config, keys=keys, on_loaded=on_loaded),
-            log_config=None,
-            access_log=config.log_level == "debug",
-            server_header=False,
-            ws="none",
-            lifespan="on",
-            timeout_keep_alive=KEEP_ALIVE_SECONDS,
-            timeout_graceful_shutdown=math.ceil(2 * DRAIN_SECONDS),
+            config,
+            shutdown_seconds=math.ceil(2 * DRAIN_SECONDS),
         ),
         engine,
     )

@@ -10,6 +10,7 @@ from typing import Any
 from engine.config import LimitsConfig
 from engine.request import GrammarSpec, Prelude, RequestError
 from server.context import ServerContext
+from server.limits import at_most, check_schema_text
 from server.parsing import hermes
 from server.parsing.answer import CallForm
 from server.schemas.structured import (
@@ -50,7 +51,7 @@ async def prepare_grammar(
     Raises:
         RequestError: two fields constrain the output, or one can't be used; names it.
     """
-    wanted = list(_wanted(fields))
+    wanted = list(_wanted(fields, context.config.limits))
     if not wanted:
         return None
     (param, spec), *others = wanted
@@ -80,6 +81,8 @@ async def compile_grammar(spec: GrammarSpec, context: ServerContext, param: str)
         raise RequestError(
             f"'{param}' has {size} bytes; the limit is {limits.max_schema_bytes}.", param=param
         )
+    if spec.kind == "json_schema":
+        check_schema_text(spec.text, limits, param)
     try:
         await context.engine.compile_grammar(spec, time_limit=limits.max_schema_seconds)
     except RequestError as error:
@@ -132,7 +135,7 @@ def _styled(schema: Mapping[str, Any]) -> str:
     return json.dumps({**schema, "x-guidance": _JSON_STYLE})
 
 
-def _wanted(fields: StructuredFields) -> Iterator[tuple[str, GrammarSpec]]:
+def _wanted(fields: StructuredFields, limits: LimitsConfig) -> Iterator[tuple[str, GrammarSpec]]:
     """Every field that constrains the output."""
     match fields.response_format:
         case JsonObjectFormat():
@@ -145,14 +148,16 @@ def _wanted(fields: StructuredFields) -> Iterator[tuple[str, GrammarSpec]]:
     if fields.guided_regex is not None:
         yield "guided_regex", GrammarSpec("regex", fields.guided_regex)
     if fields.guided_choice is not None:
-        yield "guided_choice", GrammarSpec("choice", json.dumps(fields.guided_choice))
+        yield "guided_choice", _choice(fields.guided_choice, limits, "guided_choice")
     if fields.guided_grammar is not None:
         yield "guided_grammar", GrammarSpec("lark", fields.guided_grammar)
     if fields.structured_outputs is not None:
-        yield from _of_structured_outputs(fields.structured_outputs)
+        yield from _of_structured_outputs(fields.structured_outputs, limits)
 
 
-def _of_structured_outputs(options: StructuredOutputs) -> Iterator[tuple[str, GrammarSpec]]:
+def _of_structured_outputs(
+    options: StructuredOutputs, limits: LimitsConfig
+) -> Iterator[tuple[str, GrammarSpec]]:
     prefix = "structured_outputs."
     refuse_unsupported(options.model_extra, UNSUPPORTED_STRUCTURED_OUTPUTS, prefix=prefix)
     found = []
@@ -161,7 +166,8 @@ def _of_structured_outputs(options: StructuredOutputs) -> Iterator[tuple[str, Gr
     if options.regex is not None:
         found.append((f"{prefix}regex", GrammarSpec("regex", options.regex)))
     if options.choice is not None:
-        found.append((f"{prefix}choice", GrammarSpec("choice", json.dumps(options.choice))))
+        param = f"{prefix}choice"
+        found.append((param, _choice(options.choice, limits, param)))
     if options.grammar is not None:
         found.append((f"{prefix}grammar", GrammarSpec("lark", options.grammar)))
     if options.json_object:
@@ -173,6 +179,11 @@ def _of_structured_outputs(options: StructuredOutputs) -> Iterator[tuple[str, Gr
             param="structured_outputs",
         )
     yield from found
+
+
+def _choice(choices: Sequence[str], limits: LimitsConfig, param: str) -> GrammarSpec:
+    at_most(len(choices), limits.max_guided_choices, param, "entries")
+    return GrammarSpec("choice", json.dumps(choices))
 
 
 def _schema(schema: str | Mapping[str, Any]) -> GrammarSpec:

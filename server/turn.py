@@ -9,6 +9,7 @@ from typing import Any
 from engine.request import ChatOptions, ChatPrompt, RequestError
 from server.context import ServerContext
 from server.generation import PreparedPrompt
+from server.limits import check_tools
 from server.parsing.answer import AnswerFormat
 from server.sampling import sampling_params
 from server.schemas.sampling import SamplingFields
@@ -31,8 +32,10 @@ async def encode_turn(
     """Token ids of a conversation.
 
     Raises:
-        RequestError: the model's template refuses it, or has no place for tools.
+        RequestError: it has too many tools, or the model's template refuses it or has no place
+            for tools.
     """
+    check_tools(options.tools, context.config.limits)
     template = context.engine.tokenizer.chat_template
     if options.tools and template.source and not template.mentions("tools"):
         raise RequestError(

@@ -9,7 +9,7 @@ from typing_extensions import TypeAliasType
 
 from server.schemas.common import NamedEvent, RequestModel, ResponseModel
 from server.schemas.sampling import StopText
-from server.schemas.tools import MAX_TOOLS, FunctionName
+from server.schemas.tools import FunctionName
 
 
 class TextBlock(RequestModel):
@@ -103,9 +103,7 @@ class AnthropicTool(RequestModel):
     input_schema: dict[str, Any]
 
 
-AnthropicTools = TypeAliasType(
-    "AnthropicTools", Annotated[list[AnthropicTool], FailFast(), Field(max_length=MAX_TOOLS)]
-)
+AnthropicTools = TypeAliasType("AnthropicTools", Annotated[list[AnthropicTool], FailFast()])
 
 
 class AnthropicToolChoice(RequestModel):

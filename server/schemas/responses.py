@@ -9,7 +9,7 @@ from typing_extensions import TypeAliasType
 
 from server.schemas.common import NamedEvent, RequestModel, ResponseModel
 from server.schemas.sampling import SamplingFields
-from server.schemas.tools import MAX_TOOLS, FunctionName
+from server.schemas.tools import FunctionName
 
 
 class InputText(RequestModel):
@@ -112,9 +112,7 @@ class FunctionTool(RequestModel):
     strict: bool | None = None
 
 
-FunctionTools = TypeAliasType(
-    "FunctionTools", Annotated[list[FunctionTool], FailFast(), Field(max_length=MAX_TOOLS)]
-)
+FunctionTools = TypeAliasType("FunctionTools", Annotated[list[FunctionTool], FailFast()])
 
 
 class NamedTool(RequestModel):

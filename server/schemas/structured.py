@@ -9,12 +9,8 @@ from typing_extensions import TypeAliasType
 
 from server.schemas.common import RequestModel
 
-MAX_CHOICES = 10_000
-
 SomeText = Annotated[str, Field(min_length=1)]
-Choices = TypeAliasType(
-    "Choices", Annotated[list[str], FailFast(), Field(min_length=1, max_length=MAX_CHOICES)]
-)
+Choices = TypeAliasType("Choices", Annotated[list[str], FailFast(), Field(min_length=1)])
 
 
 class TextFormat(RequestModel):

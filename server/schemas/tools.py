@@ -9,7 +9,6 @@ from typing_extensions import TypeAliasType
 
 from server.schemas.common import RequestModel, ResponseModel
 
-MAX_TOOLS = 128
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
 
@@ -25,7 +24,7 @@ class Tool(RequestModel):
     function: FunctionSpec
 
 
-Tools = TypeAliasType("Tools", Annotated[list[Tool], FailFast(), Field(max_length=MAX_TOOLS)])
+Tools = TypeAliasType("Tools", Annotated[list[Tool], FailFast()])
 
 
 class NamedFunction(RequestModel):

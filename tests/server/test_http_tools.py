@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
-from pydantic import ValidationError
 
 from engine.request import ChatOptions, FinishReason
-from server.schemas.chat import ChatRequest
 from tests.server.scripted_engine import Step, words
 
 HI = {"role": "user", "content": "Hi"}
@@ -206,14 +202,6 @@ async def test_template_options(client, engine):
     assert engine.submitted[-1].source.options == ChatOptions(
         add_generation_prompt=False, continue_final_message=True
     )
-
-
-def test_number_of_tools_is_limited():
-    tools = [{"type": "function", "function": {"name": f"f{number}"}} for number in range(129)]
-    body = {"model": "m", "messages": [HI], "tools": tools}
-    with pytest.raises(ValidationError, match="at most 128"):
-        ChatRequest.model_validate_json(json.dumps(body))
-    assert ChatRequest.model_validate_json(json.dumps({**body, "tools": tools[:128]}))
 
 
 async def test_held_back_text_of_a_stream_is_not_lost(client, engine):
