@@ -45,8 +45,10 @@ class DrafterFaults:
         return self._faults[drafter].failures < FAILURES_BEFORE_REST
 
     def note(self, drafter: str, error: Exception) -> None:
-        """Count a failure."""
+        """Count a failure; one that comes while the drafter rests makes the rest no longer."""
         fault, now = self._faults[drafter], self._clock()
+        if now < fault.retry_at:
+            return
         fault.failures += 1
         fault.error = type(error).__name__
         if now - fault.logged_at >= _LOG_AGAIN_SECONDS and self.works(drafter):
