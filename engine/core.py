@@ -15,6 +15,7 @@ from engine.models.warm_up import can_compute, time_passes
 from engine.plan import Slice, SliceResult, StepPlan, StepResult
 from engine.request import (
     NO_ADVICE,
+    QUEUE_TIMEOUT,
     DraftUsage,
     FinishReason,
     GenerationRequest,
@@ -34,6 +35,7 @@ from engine.verify import Verifier
 
 logger = logging.getLogger(__name__)
 
+WAITED_TOO_LONG = "The server is busy: the request waited longer than it may."
 _WARM_UP_ROWS = (1, 4, 8, 1, 16, 4, 1)
 
 
@@ -151,6 +153,7 @@ class EngineCore:
             EngineBrokenError: the pass raises for any request.
         """
         started = self._clock()
+        outputs = self._end_overdue(started)
         proposals = self.speculator.propose(
             self.scheduler.running, self.scheduler.num_prompt_rows_due
         )
@@ -158,7 +161,6 @@ class EngineCore:
             {request_id: p.draft.token_ids for request_id, p in proposals.items()}
         )
         self._note_queue_times(plan.slices)
-        outputs: list[RequestOutput] = []
         if plan.slices:
             executed = self._clock()
             step = self._isolator.run(plan)
@@ -271,7 +273,13 @@ class EngineCore:
             timing=None if reason is None else self._end(request_id, reason),
         )
 
-    def _fail(self, lane: _Lane, error: str) -> RequestOutput:
+    def _end_overdue(self, now: float) -> list[RequestOutput]:
+        return [
+            self._fail(self._lanes[request_id], WAITED_TOO_LONG, QUEUE_TIMEOUT)
+            for request_id in self.scheduler.overdue(now)
+        ]
+
+    def _fail(self, lane: _Lane, error: str, code: str | None = None) -> RequestOutput:
         """End a request that can't go on; the others don't notice."""
         request_id = lane.sequence.request_id
         return RequestOutput(
@@ -281,6 +289,7 @@ class EngineCore:
             usage=self._usage(lane),
             finish_reason=FinishReason.ERROR,
             error=error,
+            error_code=code,
             timing=self._end(request_id, FinishReason.ERROR),
         )
 

@@ -9,6 +9,8 @@ from enum import StrEnum
 from typing import Any, Literal
 
 SEED_MASK = (1 << 63) - 1
+QUEUE_TIMEOUT = "queue_timeout"
+"""Error code of a request that waited too long."""
 
 
 class RequestError(ValueError):
@@ -180,6 +182,13 @@ class GenerationRequest:
     """Text the client expects in the output."""
     speculation: SpeculationParams = SpeculationParams()
     grammar: GrammarSpec | None = None
+    client: str = ""
+    """Whose request it is; clients share the engine fairly."""
+    priority: int = 0
+    """Requests with a lower one are served first."""
+    queue_timeout: float | None = None
+    """Seconds it may wait for its first step; then it ends with an error. None: as long as it
+    takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,5 +258,7 @@ class RequestOutput:
     """The stop string or stop token id that ended the text, if one did."""
     error: str | None = None
     """Why, when `finish_reason` is ERROR."""
+    error_code: str | None = None
+    """The same in machine-readable form, such as `QUEUE_TIMEOUT`, where there is one."""
     timing: RequestTiming | None = None
     """With `finish_reason`, where the engine itself ended the request."""

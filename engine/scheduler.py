@@ -7,7 +7,6 @@ that of vLLM's v1 scheduler.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -17,6 +16,7 @@ from engine.blocks import BlockPool, extend_block_hashes
 from engine.plan import Slice, StepPlan
 from engine.request import GenerationRequest
 from engine.sequence import SequenceStatus, TokenSequence
+from engine.waiting import WaitingQueue
 
 
 @dataclass(slots=True)
@@ -43,14 +43,17 @@ class _Step:
         self.tokens_left -= count
         self.granted[sequence.request_id] = count
 
+    def revoke(self, sequence: TokenSequence) -> None:
+        self.tokens_left += self.granted.pop(sequence.request_id, 0)
+
 
 class Scheduler:
     """Owns the waiting and running sequences and their KV blocks.
 
-    Sequences are served first come, first served. Each step first grants every decoding sequence
+    Sequences wait in the order of `WaitingQueue`. Each step first grants every decoding sequence
     its one token, then prompt tokens up to the prefill chunk, then draft tokens; a draft never
-    costs another sequence its turn. When blocks run out the youngest running sequence is
-    preempted and recomputed later.
+    costs another sequence its turn. When blocks run out the running sequence that is least urgent,
+    of several the youngest, is preempted and recomputed later.
     """
 
     def __init__(
@@ -71,7 +74,7 @@ class Scheduler:
         self._prefill_chunk = prefill_chunk
         self._clock = clock
         self._sequences: dict[str, TokenSequence] = {}
-        self._waiting: deque[TokenSequence] = deque()
+        self._waiting = WaitingQueue()
         self._running: list[TokenSequence] = []
 
     @property
@@ -96,7 +99,7 @@ class Scheduler:
         """Prompt tokens the next step is going to compute, about."""
         due = sum(s.num_tokens - s.num_computed for s in self._running if not s.is_decoding)
         if self._waiting and len(self._running) < self._max_running:
-            due += self._waiting[0].num_tokens
+            due += self._waiting.peek().num_tokens
         return min(due, self._prefill_chunk)
 
     def __getitem__(self, request_id: str) -> TokenSequence:
@@ -109,16 +112,21 @@ class Scheduler:
         """Queue a request whose prompt and max_tokens fit the pool."""
         sequence = TokenSequence(request, self._clock())
         self._sequences[request.request_id] = sequence
-        self._waiting.append(sequence)
+        self._waiting.add(sequence)
         return sequence
+
+    def overdue(self, now: float) -> list[str]:
+        """Ids of requests that have waited longer than they may; finish them."""
+        return self._waiting.overdue(now)
 
     def finish(self, request_id: str) -> None:
         """Forget a sequence, finished or aborted, and free its blocks."""
         sequence = self._sequences.pop(request_id)
         if sequence.status is SequenceStatus.RUNNING:
             self._running.remove(sequence)
+            self._waiting.note_end(sequence)
         else:
-            self._waiting.remove(sequence)
+            self._waiting.discard(sequence)
         self._free_blocks(sequence)
         sequence.status = SequenceStatus.FINISHED
 
@@ -149,6 +157,7 @@ class Scheduler:
         """
         sequence = self._sequences[piece.request_id]
         sequence.token_ids.extend(token_ids)
+        self._waiting.note_output(sequence, len(token_ids))
         computed = piece.end - piece.num_draft + num_accepted
         sequence.num_computed = min(computed, sequence.num_tokens)
         if sequence.params.prompt_logprobs is not None:
@@ -169,7 +178,7 @@ class Scheduler:
                 if self._extend_blocks(sequence, sequence.num_tokens):
                     step.grant(sequence, 1)
                     break
-                self._preempt(self._running[-1], step)
+                self._preempt(self._least_urgent(), step)
 
     def _grant_prefill(self, step: _Step) -> None:
         for sequence in self._running:
@@ -178,12 +187,12 @@ class Scheduler:
 
     def _admit(self, step: _Step) -> None:
         while self._waiting and len(self._running) < self._max_running and step.prefill_left > 0:
-            sequence = self._waiting[0]
+            sequence = self._waiting.peek()
             self._match_prefix(sequence)
             if not self._extend_blocks(sequence, sequence.num_tokens):
                 self._free_blocks(sequence)
                 return
-            self._waiting.popleft()
+            self._waiting.pop()
             self._running.append(sequence)
             sequence.status = SequenceStatus.RUNNING
             self._note_admission(sequence)
@@ -273,12 +282,17 @@ class Scheduler:
         sequence.block_ids.extend(blocks)
         return True
 
+    def _least_urgent(self) -> TokenSequence:
+        """Of the running sequences; of several the youngest."""
+        return max(reversed(self._running), key=lambda sequence: sequence.request.priority)
+
     def _preempt(self, sequence: TokenSequence, step: _Step) -> None:
         self._running.remove(sequence)
         self._free_blocks(sequence)
         sequence.status = SequenceStatus.WAITING
-        self._waiting.appendleft(sequence)
+        self._waiting.put_back(sequence)
         self.counters.preemptions += 1
+        step.revoke(sequence)
         step.preempted = True
 
     def _free_blocks(self, sequence: TokenSequence) -> None:

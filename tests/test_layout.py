@@ -16,6 +16,7 @@ MAX_LINES = 450
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"request", "metrics", "config"}),
     frozenset({"plan", "sequence", "blocks", "admission", "summary"}),
+    frozenset({"waiting"}),
     frozenset({"scheduler", "text", "sampling", "kernels"}),
     frozenset({"models"}),
     frozenset({"draft", "verify", "isolation"}),
@@ -42,7 +43,7 @@ SERVER_MAY_IMPORT = frozenset(
     }
 )
 NOT_IN_ENGINE = frozenset({"server", "loadtest", "fastapi", "starlette", "prometheus_client"})
-TORCH_FREE = ("request", "plan", "sequence", "blocks", "scheduler", "admission")
+TORCH_FREE = ("request", "plan", "sequence", "blocks", "waiting", "scheduler", "admission")
 HEAVY = frozenset({"torch", "transformers"})
 
 Graph = Mapping[str, frozenset[str]]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import settings
@@ -83,6 +84,33 @@ def test_youngest_is_preempted_and_draft_never_preempts() -> None:
     assert (piece.request_id, piece.start) == ("young", 4)
 
 
+def test_least_urgent_is_preempted_even_if_it_is_older() -> None:
+    scheduler = make_scheduler(num_blocks=4)
+    scheduler.add(replace(make_request([1] * 7, "patient"), priority=1))
+    scheduler.add(make_request([2] * 7, "urgent"))
+    for _ in range(4):
+        commit_all(scheduler, scheduler.schedule({}))
+    assert scheduler.counters.preemptions == 1
+    assert [s.request_id for s in scheduler.running] == ["urgent"]
+    assert scheduler["urgent"].num_output >= 2
+    scheduler.check_integrity()
+
+
+def test_urgent_requests_are_admitted_first_and_overdue_ones_are_told() -> None:
+    scheduler = make_scheduler(max_running=1)
+    scheduler.add(make_request([1], "first"))
+    commit_all(scheduler, scheduler.schedule({}))
+    scheduler.add(replace(make_request([2], "late"), queue_timeout=5.0))
+    scheduler.add(replace(make_request([3], "urgent"), priority=-1))
+    scheduler.finish("first")
+    (piece,) = scheduler.schedule({}).slices
+    assert piece.request_id == "urgent"
+    assert scheduler.overdue(4.0) == []
+    assert scheduler.overdue(60.0) == ["late"]
+    scheduler.finish("late")
+    scheduler.check_integrity()
+
+
 def test_equal_prompt_reuses_all_blocks_but_the_last_token() -> None:
     scheduler = make_scheduler()
     scheduler.add(make_request(range(8), "first"))
@@ -131,12 +159,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         prompt=st.lists(st.integers(0, 2), min_size=1, max_size=16),
         max_tokens=st.integers(1, 8),
         scored=st.booleans(),
+        client=st.sampled_from(("ann", "ben")),
+        priority=st.integers(-1, 1),
     )
-    def arrive(self, prompt: list[int], max_tokens: int, scored: bool) -> None:
+    def arrive(
+        self, prompt: list[int], max_tokens: int, scored: bool, client: str, priority: int
+    ) -> None:
         name = f"r{next(self.names)}"
-        self.scheduler.add(
-            make_request(prompt, name, max_tokens=max_tokens, prompt_logprobs=0 if scored else None)
+        request = make_request(
+            prompt, name, max_tokens=max_tokens, prompt_logprobs=0 if scored else None
         )
+        self.scheduler.add(replace(request, client=client, priority=priority))
         self.wanted[name] = max_tokens
 
     @precondition(lambda self: self.wanted)
@@ -192,7 +225,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "scheduler"):
             return
-        # No starvation: first come, first served finishes everyone in bounded time.
+        # No starvation: without new arrivals everyone finishes in bounded time.
         bound = 60 * (len(self.wanted) + 1)
         for _ in range(bound):
             if not self.scheduler.has_work:
