@@ -20,6 +20,7 @@ from pydantic_settings import (
 
 DeviceName = Literal["auto", "cpu", "cuda"]
 DtypeName = Literal["auto", "float32", "bfloat16"]
+LogFormat = Literal["console", "json"]
 DrafterName = Literal["grammar", "predicted", "ngram", "model", "universal"]
 
 
@@ -143,6 +144,17 @@ class MetricsConfig(Section):
     )
 
 
+class TracingConfig(Section):
+    """OpenTelemetry traces."""
+
+    endpoint: str | None = Field(
+        None,
+        pattern="^https?://",
+        description="OTLP/HTTP collector that gets a trace of every request, such as "
+        "http://localhost:4318; default: OpenTelemetry's OTEL_EXPORTER_OTLP_ENDPOINT, or no traces",
+    )
+
+
 class Config(BaseSettings):
     """Everything `slipstream serve` and `slipstream bench` can be told."""
 
@@ -197,11 +209,15 @@ class Config(BaseSettings):
     )
     threads: int | None = Field(None, ge=1, description="CPU threads; default: the cores")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="log level")
+    log_format: LogFormat = Field(
+        "console", description="console: lines for people; json: one JSON object a line"
+    )
     kv: KvConfig = Field(KvConfig(), description="paged KV cache")
     scheduler: SchedulerConfig = Field(SchedulerConfig(), description="continuous batching")
     speculation: SpeculationConfig = Field(SpeculationConfig(), description="draft-then-verify")
     limits: LimitsConfig = Field(LimitsConfig(), description="what one HTTP request may ask for")
     metrics: MetricsConfig = Field(MetricsConfig(), description="Prometheus exposition")
+    tracing: TracingConfig = Field(TracingConfig(), description="OpenTelemetry traces")
 
     @classmethod
     def settings_customise_sources(

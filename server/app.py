@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, suppress
 
 from fastapi import FastAPI
 from starlette.middleware import Middleware
+from starlette.routing import Route
 
 from engine.async_engine import AsyncEngine, EngineState
 from engine.config import Config
@@ -20,6 +21,7 @@ from server.catch_all import CatchAllMiddleware
 from server.context import ServerContext
 from server.errors import add_error_handlers
 from server.header_limit import HeaderLimitMiddleware
+from server.observer import HttpCounts, ObserverMiddleware
 from server.prometheus import make_registry
 from server.request_id import RequestIdMiddleware
 from server.routes import (
@@ -34,6 +36,7 @@ from server.routes import (
     tokenize,
     version,
 )
+from server.tracing import Tracing
 
 logger = logging.getLogger(__name__)
 
@@ -66,12 +69,14 @@ def create_app(
     config: Config,
     *,
     keys: ApiKeys | None = None,
+    tracing: Tracing | None = None,
     on_loaded: OnLoaded = log_loaded,
 ) -> FastAPI:
     """The app; its lifespan starts the engine, without waiting for the load, and stops it.
 
     Args:
         keys: None: everyone is let in.
+        tracing: None: no traces are wanted.
         on_loaded: told when the load has ended: None, or why it failed.
     """
 
@@ -87,7 +92,10 @@ def create_app(
             return
         await loading
         await engine.stop()
+        if tracing is not None:
+            await asyncio.to_thread(tracing.shutdown)
 
+    counts = HttpCounts()
     app = FastAPI(
         title="Slipstream",
         version=VERSION,
@@ -95,6 +103,12 @@ def create_app(
         redirect_slashes=False,
         middleware=[
             Middleware(RequestIdMiddleware),
+            Middleware(
+                ObserverMiddleware,
+                routes=_routes(),
+                counts=counts,
+                traces=tracing,
+            ),
             Middleware(CatchAllMiddleware),
             Middleware(
                 HeaderLimitMiddleware,
@@ -106,11 +120,15 @@ def create_app(
         ],
     )
     app.state.context = ServerContext(engine, config)
-    app.state.metrics_registry = make_registry(engine, vllm_names=config.metrics.vllm_names)
+    app.state.metrics_registry = make_registry(engine, counts, vllm_names=config.metrics.vllm_names)
     add_error_handlers(app)
     for router in _ROUTERS:
         app.include_router(router)
     return app
+
+
+def _routes() -> list[Route]:
+    return [r for router in _ROUTERS for r in router.routes if isinstance(r, Route)]
 
 
 async def _load(engine: AsyncEngine, on_loaded: OnLoaded) -> None:

@@ -32,7 +32,7 @@ def _configure_serve(parser: argparse.ArgumentParser) -> Run:
 
     def run(arguments: argparse.Namespace) -> None:
         config = resolve_config(arguments)
-        configure_logging(config.log_level)
+        configure_logging(config.log_level, config.log_format)
         keys = _read_api_keys(config)
         exit_on_stop_signals()
         try:

@@ -21,6 +21,7 @@ from engine.request import (
     Usage,
 )
 from server.errors import ApiError
+from server.request_record import SequenceRecord, current_record
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,7 @@ class Generation:
         self._engine = engine
         self._num_choices = num_choices
         self._streams: list[OutputStream] = []
+        self._record = current_record.get()
         self._usages = [
             Usage(len(prompt.token_ids), 0, 0) for prompt in prompts for _ in range(num_choices)
         ]
@@ -66,6 +68,9 @@ class Generation:
             RequestError, QueueFullError, EngineDeadError: as `AsyncEngine.submit`.
         """
         generation = cls(engine, prompts, num_choices)
+        if generation._record is not None:
+            first = prompts[0]
+            generation._record.begin(engine.card.name, response_id, first.params, first.source)
         try:
             for number, prompt in enumerate(prompts):
                 for choice in range(num_choices):
@@ -127,10 +132,14 @@ class Generation:
 
     def close(self) -> None:
         """Abort whatever has not finished. Idempotent."""
+        if self._record is not None:
+            self._record.usage = self.usage
         for stream in self._streams:
             stream.close()
 
     def _note(self, number: int, output: RequestOutput) -> RequestOutput:
+        if output.finish_reason is not None and self._record is not None:
+            self._record.sequences.append(SequenceRecord(output.finish_reason, output.timing))
         if output.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
             alive = self._engine.state is EngineState.READY
             message = output.error or "The engine ended the request."

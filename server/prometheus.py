@@ -14,18 +14,44 @@ from prometheus_client.utils import floatToGoString
 from engine.async_engine import AsyncEngine, EngineState
 from engine.metrics import DrafterMetrics, EngineMetrics, Histogram
 from engine.request import FinishReason
+from engine.summary import EngineSummary
+from server import VERSION
+from server.observer import HttpCounts
 
 
-def make_registry(engine: AsyncEngine, *, vllm_names: bool) -> CollectorRegistry:
+def make_registry(
+    engine: AsyncEngine, counts: HttpCounts, *, vllm_names: bool
+) -> CollectorRegistry:
     """A registry with the figures of one engine and of this process.
 
     Args:
+        counts: of the app's HTTP requests.
         vllm_names: also expose the figures that vLLM has under vLLM's names.
     """
     registry = CollectorRegistry()
+    registry.register(HttpCollector(counts))
     registry.register(EngineCollector(engine, vllm_names=vllm_names))
     ProcessCollector(registry=registry)
     return registry
+
+
+class HttpCollector(Collector):
+    """Exposes the app's `HttpCounts`."""
+
+    def __init__(self, counts: HttpCounts) -> None:
+        self._counts = counts
+
+    def collect(self) -> Iterator[Metric]:
+        own = _Families("slipstream_", {})
+        yield own.gauge(
+            "http_requests_in_progress", "HTTP requests being answered.", self._counts.in_progress
+        )
+        yield own.counter(
+            "http_requests",
+            "HTTP requests answered (status 499: the client went away first).",
+            {(*labels,): count for labels, count in self._counts.answered.items()},
+            ("method", "route", "status"),
+        )
 
 
 class EngineCollector(Collector):
@@ -37,10 +63,18 @@ class EngineCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         own = _Families("slipstream_", {})
-        ready = self._engine.state is EngineState.READY
+        current = self._engine.state
+        ready = current is EngineState.READY
         yield own.gauge("engine_ready", "Whether requests can be served (0 or 1).", ready)
+        yield own.gauges(
+            "engine_state",
+            "1 for the state the engine is in, 0 for the others.",
+            {(str(state),): state is current for state in EngineState},
+            ("state",),
+        )
         if not ready:
             return
+        yield from _loaded(own, self._engine.summary())
         metrics = self._engine.metrics()
         yield from _serving(own, metrics)
         yield from _speculation(own, "drafter", metrics.drafters)
@@ -66,8 +100,19 @@ class _Families:
         self._values = list(labels.values())
 
     def gauge(self, name: str, description: str, value: float) -> Metric:
-        family = GaugeMetricFamily(self._prefix + name, description, labels=self._names)
-        family.add_metric(self._values, value)
+        return self.gauges(name, description, {(): value})
+
+    def gauges(
+        self,
+        name: str,
+        description: str,
+        values: Mapping[tuple[str, ...], float],
+        labels: tuple[str, ...] = (),
+    ) -> Metric:
+        """A gauge with one sample for each tuple of values of `labels`."""
+        family = GaugeMetricFamily(self._prefix + name, description, labels=[*self._names, *labels])
+        for label_values, value in values.items():
+            family.add_metric([*self._values, *label_values], value)
         return family
 
     def counter(
@@ -132,6 +177,19 @@ def _serving(families: _Families, metrics: EngineMetrics) -> Iterator[Metric]:
         ),
         ("e2e_request_latency_seconds", "From arrival to the end.", metrics.e2e),
         ("request_queue_time_seconds", "From arrival to the first step.", metrics.queue),
+        (
+            "request_prefill_time_seconds",
+            "From first step to first token.",
+            metrics.prefill,
+        ),
+        ("request_decode_time_seconds", "From the first token to the last.", metrics.decode),
+        ("request_prompt_tokens", "Prompt tokens of a request.", metrics.prompt_length),
+        ("request_generation_tokens", "Output tokens of a request.", metrics.output_length),
+        (
+            "iteration_tokens_total",
+            "Tokens a step computes: prompt, decoding and draft tokens.",
+            metrics.step_tokens,
+        ),
     ):
         yield families.histogram(name, description, histogram)
 
@@ -162,20 +220,77 @@ def _speculation(
     )
 
 
+def _loaded(families: _Families, summary: EngineSummary) -> Iterator[Metric]:
+    target = summary.target
+    facts = {
+        "version": VERSION,
+        "model": summary.name,
+        "architecture": target.architecture,
+        "weights": target.weight_format,
+        "device": target.device,
+        "kernels": target.kernels,
+        "drafters": ",".join(summary.drafters),
+    }
+    yield families.gauges(
+        "build_info", "Always 1; what serves.", {tuple(facts.values()): 1}, tuple(facts)
+    )
+    yield families.gauge(
+        "kv_cache_capacity_tokens", "Tokens that fit the KV cache.", target.kv_tokens
+    )
+    yield families.gauge(
+        "max_context_tokens", "Prompt and output tokens a request may have.", summary.max_context
+    )
+
+
 def _own_only(families: _Families, metrics: EngineMetrics) -> Iterator[Metric]:
-    yield families.counter(
-        "target_passes", "Decoding slices the target computed.", {(): metrics.target_passes}
-    )
-    yield families.counter(
-        "spec_decode_num_lossy_accepted_tokens",
-        "Draft tokens kept against the target's choice, by requests with lossy acceptance.",
-        {(): metrics.lossy_accepted_tokens},
-    )
+    for name, description, value in (
+        (
+            "target_passes",
+            "Decoding slices the target computed; generation_tokens per pass tell its worth.",
+            metrics.target_passes,
+        ),
+        (
+            "spec_decode_num_lossy_accepted_tokens",
+            "Draft tokens kept against the target's choice, by requests with lossy acceptance.",
+            metrics.lossy_accepted_tokens,
+        ),
+        (
+            "step_failures",
+            "Forward passes that raised and were tried again in parts.",
+            metrics.step_failures,
+        ),
+        ("engine_restarts", "Times the engine was made anew after a failure.", metrics.restarts),
+        (
+            "decode_steps_seconds",
+            "Time of the engine steps that computed no prompt, drafting included.",
+            metrics.decode_only_seconds,
+        ),
+        (
+            "plain_decode_estimate_seconds",
+            "Time that plain decoding would have taken for the tokens of the same steps, by the "
+            "measured cost of passes; divided by decode_steps_seconds: the speed-up.",
+            metrics.plain_decode_seconds,
+        ),
+    ):
+        yield families.counter(name, description, {(): value})
     yield families.histogram("step_duration_seconds", "Time of an engine step.", metrics.step)
+    drafters = dict(metrics.drafters)
     yield families.counter(
         "drafter_failures",
         "Times a drafter raised and its requests went on without a draft.",
-        {(name,): figures.failures for name, figures in dict(metrics.drafters).items()},
+        {(name,): figures.failures for name, figures in drafters.items()},
+        ("drafter",),
+    )
+    yield families.gauges(
+        "drafter_works",
+        "0 while a drafter is put aside after failures in a row, else 1.",
+        {(name,): figures.works for name, figures in drafters.items()},
+        ("drafter",),
+    )
+    yield families.counter(
+        "drafter_seconds",
+        "Time spent drafting.",
+        {(name,): figures.seconds for name, figures in drafters.items()},
         ("drafter",),
     )
 

@@ -18,6 +18,8 @@ from server.api_keys import ApiKeys
 from server.app import create_app
 from server.http_options import http_options
 from server.process import url_of
+from server.startup import log_ready
+from server.tracing import make_tracing
 
 if TYPE_CHECKING:
     from engine.core import EngineCore
@@ -83,18 +85,19 @@ async def _serve(
     config: Config, engine: AsyncEngine, listener: socket.socket, keys: ApiKeys
 ) -> None:
     url = url_of(listener)
+    tracing = make_tracing(config.tracing)
     failures: list[BaseException] = []
 
     def on_loaded(failure: BaseException | None) -> None:
         if failure is None:
-            logger.info("%s is ready on %s", engine.card.name, url)
+            log_ready(engine.summary(), config, url)
         else:
             failures.append(failure)
             server.should_exit = True
 
     server = _Server(
         http_options(
-            create_app(engine, config, keys=keys, on_loaded=on_loaded),
+            create_app(engine, config, keys=keys, tracing=tracing, on_loaded=on_loaded),
             config,
             shutdown_seconds=math.ceil(2 * DRAIN_SECONDS),
         ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -22,10 +23,12 @@ from engine.request import (
     QueueFullError,
     RequestError,
     RequestOutput,
+    RequestTiming,
     SamplingDefaults,
     TokenLogprob,
     Usage,
 )
+from engine.summary import EngineSummary, ModelSummary
 
 BOS, EOS = 256, 257
 NO_DETAILS = {
@@ -153,6 +156,26 @@ class ScriptedEngine:
     def num_requests(self) -> int:
         return len(self.playing)
 
+    def summary(self) -> EngineSummary:
+        return EngineSummary(
+            name=self.card.name,
+            target=ModelSummary(
+                architecture="TinyForCausalLM",
+                num_parameters=135_000_000,
+                weight_bytes=3 << 29,
+                weight_format="int8",
+                device="cpu",
+                kernels="avx2",
+                threads=2,
+                kv_tokens=4096,
+                kv_bytes=96 << 20,
+            ),
+            drafts={},
+            drafters=self.drafters,
+            max_context=self.max_context,
+            sampling_defaults=self.sampling_defaults,
+        )
+
     def metrics(self) -> EngineMetrics:
         self._require_ready()
         return self.figures
@@ -232,11 +255,14 @@ class ScriptedEngine:
 
     async def _outputs(self, request: GenerationRequest) -> AsyncIterator[RequestOutput]:
         num_tokens, params = 0, request.params
+        arrived = time.monotonic()
+        first_token = None
         for number, step in enumerate(self.script(request)):
             if number == self.hold_after:
                 await asyncio.Event().wait()
             positions = range(num_tokens, num_tokens + len(step.pieces))
             num_tokens += len(step.pieces)
+            first_token = first_token or time.monotonic()
             yield RequestOutput(
                 request_id=request.request_id,
                 text=step.text,
@@ -259,6 +285,9 @@ class ScriptedEngine:
                 finish_reason=step.finish,
                 stop_reason=step.stop_reason,
                 error=step.error,
+                timing=RequestTiming(arrived, arrived, first_token, time.monotonic())
+                if step.finish
+                else None,
             )
 
     def _prompt_logprobs(

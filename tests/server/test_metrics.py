@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import fields
+
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.async_engine import EngineState
 from engine.config import Config
-from engine.metrics import DrafterMetrics
+from engine.metrics import DrafterMetrics, EngineMetrics, Histogram
+from server import VERSION
 from server.app import create_app
 from tests.server.scripted_engine import ScriptedEngine
 
@@ -29,6 +33,8 @@ def engine():
     figures.preemptions, figures.prefix_queries, figures.prefix_hits = 6, 700, 80
     figures.prompt_tokens, figures.generated_tokens, figures.target_passes = 900, 1000, 110
     figures.lossy_accepted_tokens = 13
+    figures.step_failures, figures.restarts = 21, 22
+    figures.decode_only_seconds, figures.plain_decode_seconds = 23.5, 47.0
     figures.ttft.observe(0.03)
     figures.ttft.observe(0.5, times=2)
     figures.ttft.observe(9999)
@@ -37,11 +43,16 @@ def engine():
     figures.e2e.observe(2.0)
     figures.queue.observe(0.1)
     figures.step.observe(0.02)
+    figures.prefill.observe(0.4)
+    figures.decode.observe(1.5)
+    figures.prompt_length.observe(7)
+    figures.output_length.observe(11)
+    figures.step_tokens.observe(130)
     ngram, universal = DrafterMetrics(), DrafterMetrics()
     ngram.record(5, 3)
     ngram.record(4, 1)
     universal.record(5, 4)
-    universal.failures = 9
+    universal.failures, universal.seconds, universal.works = 9, 1.25, False
     figures.drafters.update(ngram=ngram, universal=universal)
     return engine
 
@@ -86,6 +97,11 @@ async def test_serving_figures(client, prefix, labels):
         "inter_token_latency_seconds_count": 3,
         "e2e_request_latency_seconds_sum": 2.0,
         "request_queue_time_seconds_count": 1,
+        "request_prefill_time_seconds_sum": 0.4,
+        "request_decode_time_seconds_sum": 1.5,
+        "request_prompt_tokens_sum": 7,
+        "request_generation_tokens_sum": 11,
+        "iteration_tokens_total_sum": 130,
     }.items():
         assert value(samples, prefix + name, **labels) == pytest.approx(expected), name
     for reason, expected in {"stop": 5, "length": 0, "abort": 2, "error": 0}.items():
@@ -117,11 +133,26 @@ async def test_figures_by_drafter(client):
             assert value(samples, name, drafter=drafter, position=str(position)) == count
     assert value(samples, "slipstream_drafter_failures_total", drafter="ngram") == 0
     assert value(samples, "slipstream_drafter_failures_total", drafter="universal") == 9
+    assert value(samples, "slipstream_drafter_seconds_total", drafter="universal") == 1.25
+    assert value(samples, "slipstream_drafter_works", drafter="ngram") == 1
+    assert value(samples, "slipstream_drafter_works", drafter="universal") == 0
 
 
 async def test_own_figures(client):
     samples = await scrape(client)
     assert value(samples, "slipstream_engine_ready") == 1
+    assert value(samples, "slipstream_engine_state", state="ready") == 1
+    assert value(samples, "slipstream_engine_state", state="dead") == 0
+    assert value(samples, "slipstream_kv_cache_capacity_tokens") == 4096
+    assert value(samples, "slipstream_max_context_tokens") == 128
+    assert value(samples, "slipstream_step_failures_total") == 21
+    assert value(samples, "slipstream_engine_restarts_total") == 22
+    assert value(samples, "slipstream_decode_steps_seconds_total") == 23.5
+    assert value(samples, "slipstream_plain_decode_estimate_seconds_total") == 47.0
+    assert value(samples, "slipstream_http_requests_in_progress") == 1
+    facts = {"version": VERSION, "model": "tiny/model", "architecture": "TinyForCausalLM"}
+    build = {"weights": "int8", "device": "cpu", "kernels": "avx2", "drafters": "predicted,ngram"}
+    assert value(samples, "slipstream_build_info", **facts, **build) == 1
     assert value(samples, "slipstream_target_passes_total") == 110
     assert value(samples, "slipstream_spec_decode_num_lossy_accepted_tokens_total") == 13
     assert value(samples, "slipstream_step_duration_seconds_count") == 1
@@ -153,7 +184,35 @@ async def test_engine_that_is_not_ready(client, engine):
     engine.state = EngineState.LOADING
     samples = await scrape(client)
     assert value(samples, "slipstream_engine_ready") == 0
+    assert value(samples, "slipstream_engine_state", state="loading") == 1
     assert not any("requests_running" in key[0] for key in samples)
+
+
+async def exposition(client):
+    return (await client.http.get("/metrics")).text
+
+
+@pytest.mark.parametrize("owner", [EngineMetrics, DrafterMetrics])
+async def test_every_figure_that_the_engine_counts_is_exposed(client, engine, owner):
+    target = engine.figures if owner is EngineMetrics else engine.figures.drafters["ngram"]
+    for place in fields(owner):
+        current = getattr(target, place.name)
+        before = await exposition(client)
+        match current:
+            case Histogram():
+                current.observe(0.0123)
+            case Counter():
+                current["stop"] += 1
+            case list():
+                current.append(1)
+            case dict():
+                current["another"] = DrafterMetrics()
+            case bool():
+                setattr(target, place.name, not current)
+            case _:
+                setattr(target, place.name, current + 1)
+        changed = set(before.splitlines()) ^ set((await exposition(client)).splitlines())
+        assert any(line.startswith("slipstream_") and "http" not in line for line in changed), place
 
 
 async def test_vllm_names_are_off_by_default(engine):
