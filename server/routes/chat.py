@@ -21,11 +21,13 @@ from server.schemas.chat import ChatCompletion, ChatRequest
 from server.turn import prepare_turn
 from server.unsupported import UNSUPPORTED_CHAT, UNSUPPORTED_MESSAGE, refuse_unsupported
 
-router = APIRouter(route_class=JsonRoute)
+router = APIRouter(route_class=JsonRoute, tags=["OpenAI"])
 responses = whole_or_streamed(ChatCompletion)
 
 
-@router.post("/v1/chat/completions", response_model=None, responses=responses)
+@router.post(
+    "/v1/chat/completions", summary="Answer a chat", response_model=None, responses=responses
+)
 async def create_chat_completion(body: ChatRequest, request: Request, context: Context) -> Response:
     return await run_until_disconnect(request.receive, _complete_chat(body, context))
 

@@ -29,11 +29,11 @@ from server.unsupported import (
 
 DEFAULT_MAX_TOKENS = 16
 
-router = APIRouter(route_class=JsonRoute)
+router = APIRouter(route_class=JsonRoute, tags=["OpenAI"])
 responses = whole_or_streamed(Completion)
 
 
-@router.post("/v1/completions", response_model=None, responses=responses)
+@router.post("/v1/completions", summary="Continue a text", response_model=None, responses=responses)
 async def create_completion(
     body: CompletionRequest, request: Request, context: Context
 ) -> Response:

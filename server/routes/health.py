@@ -8,10 +8,10 @@ from fastapi.responses import JSONResponse
 from engine.async_engine import EngineState
 from server.context import Context
 
-router = APIRouter()
+router = APIRouter(tags=["Operation"])
 
 
-@router.get("/health", response_model=None)
+@router.get("/health", summary="Tell whether requests can be served", response_model=None)
 async def health(context: Context) -> Response:
     engine = context.engine
     if engine.state is EngineState.READY:

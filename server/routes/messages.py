@@ -31,7 +31,7 @@ from server.schemas.sampling import SamplingFields
 from server.turn import Turn, encode_turn, prepare_turn
 from server.unsupported import UNSUPPORTED_MESSAGES, refuse_unsupported
 
-router = APIRouter(route_class=JsonRoute)
+router = APIRouter(route_class=JsonRoute, tags=["Anthropic"])
 errors: dict[int | str, dict[str, Any]] = {"4XX": {"model": AnthropicError}}
 
 _PARAMS = {"prompt": "messages", "stop": "stop_sequences"}
@@ -40,6 +40,7 @@ _PARAMS = {"prompt": "messages", "stop": "stop_sequences"}
 
 @router.post(
     "/v1/messages",
+    summary="Answer a conversation, in Anthropic's shape",
     response_model=None,
     responses=whole_or_streamed(MessageBody, AnthropicError),
 )
@@ -49,6 +50,7 @@ async def create_message(body: MessagesRequest, request: Request, context: Conte
 
 @router.post(
     "/v1/messages/count_tokens",
+    summary="Count the tokens of a conversation",
     response_model=None,
     responses={200: {"model": TokenCount}, **errors},
 )

@@ -12,18 +12,26 @@ from server.context import Context
 from server.schemas.common import ErrorBody
 from server.schemas.models import Model, ModelList
 
-router = APIRouter()
+router = APIRouter(tags=["OpenAI"])
 errors: dict[int | str, dict[str, Any]] = {"4XX": {"model": ErrorBody}}
 
 
-@router.get("/v1/models", response_model=None, responses={200: {"model": ModelList}, **errors})
+@router.get(
+    "/v1/models",
+    summary="List the served model",
+    response_model=None,
+    responses={200: {"model": ModelList}, **errors},
+)
 async def list_models(context: Context) -> Response:
     return json_response(ModelList(object="list", data=[_model(context.engine.card)]))
 
 
 # Names that come from a hub hold a slash.
 @router.get(
-    "/v1/models/{model:path}", response_model=None, responses={200: {"model": Model}, **errors}
+    "/v1/models/{model:path}",
+    summary="Describe a model",
+    response_model=None,
+    responses={200: {"model": Model}, **errors},
 )
 async def get_model(model: str, context: Context) -> Response:
     context.require_model(model)

@@ -30,8 +30,8 @@ from server.schemas.responses import (
 from server.turn import Turn, prepare_turn
 from server.unsupported import UNSUPPORTED_RESPONSES, refuse_unsupported
 
-router = APIRouter(route_class=JsonRoute)
-reading_router = APIRouter()
+router = APIRouter(route_class=JsonRoute, tags=["OpenAI"])
+reading_router = APIRouter(tags=["OpenAI"])
 errors: dict[int | str, dict[str, Any]] = {"4XX": {"model": ErrorBody}}
 found: dict[int | str, dict[str, Any]] = {200: {"model": ResponseBody}, **errors}
 
@@ -39,18 +39,29 @@ _PARAMS = {"prompt": "input", "messages": "input", "max_tokens": "max_output_tok
 """The engine's names of fields that are called otherwise here."""
 
 
-@router.post("/v1/responses", response_model=None, responses=whole_or_streamed(ResponseBody))
+@router.post(
+    "/v1/responses",
+    summary="Answer, and keep the answer for a next turn",
+    response_model=None,
+    responses=whole_or_streamed(ResponseBody),
+)
 async def create_response(body: ResponsesRequest, request: Request, context: Context) -> Response:
     return await run_until_disconnect(request.receive, _respond(body, context))
 
 
-@reading_router.get("/v1/responses/{response_id}", response_model=None, responses=found)
+@reading_router.get(
+    "/v1/responses/{response_id}",
+    summary="Fetch a kept response",
+    response_model=None,
+    responses=found,
+)
 async def get_response(response_id: str, context: Context) -> Response:
     return Response(_stored(response_id, context).body, media_type="application/json")
 
 
 @reading_router.delete(
     "/v1/responses/{response_id}",
+    summary="Forget a kept response",
     response_model=None,
     responses={200: {"model": DeletedResponse}, **errors},
 )

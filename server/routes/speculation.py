@@ -7,9 +7,13 @@ from fastapi.responses import JSONResponse
 
 from server.context import Context
 
-router = APIRouter()
+router = APIRouter(tags=["Operation"])
 
 
-@router.get("/v1/speculation", response_model=None)
+@router.get(
+    "/v1/speculation",
+    summary="Show what the policy knows about the drafters",
+    response_model=None,
+)
 async def speculation(context: Context) -> Response:
     return JSONResponse(context.engine.speculation())

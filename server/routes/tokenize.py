@@ -22,11 +22,16 @@ from server.schemas.tokenize import (
 )
 from server.turn import encode_turn
 
-router = APIRouter(route_class=JsonRoute)
+router = APIRouter(route_class=JsonRoute, tags=["Tokens"])
 errors: dict[int | str, dict[str, Any]] = {"4XX": {"model": ErrorBody}}
 
 
-@router.post("/tokenize", response_model=None, responses={200: {"model": Tokenized}, **errors})
+@router.post(
+    "/tokenize",
+    summary="Turn a text or a chat into token ids",
+    response_model=None,
+    responses={200: {"model": Tokenized}, **errors},
+)
 async def tokenize(body: TokenizeRequest, context: Context) -> Response:
     _require_model(body.model, context)
     tokens = await _token_ids(body, context)
@@ -43,7 +48,12 @@ async def tokenize(body: TokenizeRequest, context: Context) -> Response:
     )
 
 
-@router.post("/detokenize", response_model=None, responses={200: {"model": Detokenized}, **errors})
+@router.post(
+    "/detokenize",
+    summary="Turn token ids into a text",
+    response_model=None,
+    responses={200: {"model": Detokenized}, **errors},
+)
 async def detokenize(body: DetokenizeRequest, context: Context) -> Response:
     _require_model(body.model, context)
     tokenizer = context.engine.tokenizer

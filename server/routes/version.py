@@ -7,9 +7,9 @@ from fastapi import APIRouter
 from server import VERSION
 from server.schemas.common import Version
 
-router = APIRouter()
+router = APIRouter(tags=["Operation"])
 
 
-@router.get("/version")
+@router.get("/version", summary="Tell the server's version")
 async def version() -> Version:
     return Version(version=VERSION)
