@@ -3,48 +3,38 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from engine.admission import ModelLimits
+from engine.config import RecoveryConfig
+from engine.engine_thread import Abort, Add, Callbacks, EngineThread, error_output
+from engine.engine_thread import EngineState as EngineState
 from engine.metrics import EngineMetrics
 from engine.request import (
     ANSWER_NEXT,
     ChatOptions,
     EngineDeadError,
-    FinishReason,
     GenerationRequest,
     GrammarSpec,
     QueueFullError,
     RequestError,
     RequestOutput,
     SamplingDefaults,
-    Usage,
 )
 from engine.summary import EngineSummary
 
 if TYPE_CHECKING:  # torch and transformers take seconds to import; `load` imports them
     from engine.core import EngineCore
-    from engine.sampling.grammar_matcher import GrammarMatcher
     from engine.text.tokenizer import TextTokenizer
 
-logger = logging.getLogger(__name__)
-
 _READ_ATTEMPTS = 20
-
-
-class EngineState(StrEnum):
-    LOADING = "loading"
-    READY = "ready"
-    DEAD = "dead"
-    STOPPED = "stopped"
+_STOP_SECONDS = 10.0
+"""How long a step in progress may hold up a stop."""
+TOO_SLOW = "The client does not read its stream: {} outputs wait, and the request was ended."
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,51 +86,55 @@ class OutputStream:
         self._finished = True
         self._engine.abort(self._request_id)
 
+    @property
+    def num_unread(self) -> int:
+        return self._outputs.qsize()
+
     def put(self, output: RequestOutput) -> None:
         self._outputs.put_nowait(output)
-
-
-@dataclass(frozen=True, slots=True)
-class _Add:
-    request: GenerationRequest
-    matcher: GrammarMatcher | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Abort:
-    request_id: str
 
 
 class AsyncEngine:
     """Runs one `EngineCore` for many coroutines of one event loop."""
 
-    def __init__(self, load: Callable[[], EngineCore], *, max_requests: int) -> None:
+    def __init__(
+        self,
+        load: Callable[[], Callable[[], EngineCore]],
+        *,
+        max_requests: int,
+        recovery: RecoveryConfig | None = None,
+    ) -> None:
         """
         Args:
-            load: makes the core; called in the engine's thread by `start`.
+            load: loads the models; the result makes a core of them, and another one when that has
+                broken. Called in the engine's thread.
             max_requests: requests the engine holds at once, running and waiting.
+            recovery: default: the configuration's defaults.
         """
-        self._load = load
+        self._recovery = recovery or RecoveryConfig()
         self._max_requests = max_requests
         self._created = int(time.time())
-        self._core: EngineCore | None = None
-        self._state = EngineState.LOADING
-        self._failure: str | None = None
         self._streams: dict[str, OutputStream] = {}
-        self._inbox: deque[_Add | _Abort] = deque()
-        self._wake = threading.Condition()
-        self._stopping = False
-        self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._loaded: asyncio.Future[None] | None = None
+        self._thread = EngineThread(
+            load,
+            self._recovery,
+            Callbacks(
+                loaded=lambda error: self._in_loop(self._end_load, error),
+                outputs=lambda outputs: self._in_loop(self._deliver, outputs),
+                died=lambda message: self._in_loop(self._fail_streams, message),
+            ),
+        )
 
     @property
     def state(self) -> EngineState:
-        return self._state
+        return self._thread.state
 
     @property
     def failure(self) -> str | None:
-        """Why the engine is dead, in one line."""
-        return self._failure
+        """What is wrong with the engine, in one line."""
+        return self._thread.failure
 
     @property
     def card(self) -> ModelCard:
@@ -197,22 +191,13 @@ class AsyncEngine:
             Exception: whatever the load raised; the engine is then dead.
         """
         self._loop = asyncio.get_running_loop()
-        loaded: asyncio.Future[None] = self._loop.create_future()
-        self._thread = threading.Thread(
-            target=self._run, args=(self._loop, loaded), name="slipstream-engine", daemon=True
-        )
+        self._loaded = self._loop.create_future()
         self._thread.start()
-        await loaded
+        await self._loaded
 
     async def stop(self) -> None:
         """Stop the engine's thread; requests still running end with an error output."""
-        with self._wake:
-            self._stopping = True
-            self._wake.notify()
-        if self._thread is not None:
-            await asyncio.to_thread(self._thread.join)
-        if self._state is not EngineState.DEAD:
-            self._state = EngineState.STOPPED
+        await asyncio.to_thread(self._thread.stop, _STOP_SECONDS)
         self._fail_streams("The server is shutting down.")
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -277,62 +262,33 @@ class AsyncEngine:
         matcher = None if grammar is None else self._ready_core().grammars.matcher(grammar)
         stream = OutputStream(self, request.request_id)
         self._streams[request.request_id] = stream
-        self._post(_Add(request, matcher))
+        self._thread.post(Add(request, matcher))
         return stream
 
     def abort(self, request_id: str) -> None:
         """Forget a request; nothing happens when it has ended already."""
         if self._streams.pop(request_id, None) is not None:
-            self._post(_Abort(request_id))
+            self._thread.post(Abort(request_id))
 
     def _ready_core(self) -> EngineCore:
-        if self._core is None or self._state is not EngineState.READY:
-            detail = f": {self._failure}" if self._failure else ""
-            raise EngineDeadError(f"The engine is {self._state}{detail}.")
-        return self._core
+        core, state = self._thread.core, self.state
+        if core is None or not state.takes_requests:
+            detail = f": {self.failure}" if self.failure else ""
+            raise EngineDeadError(f"The engine is {state}{detail}.")
+        return core
 
-    def _post(self, command: _Add | _Abort) -> None:
-        with self._wake:
-            self._inbox.append(command)
-            self._wake.notify()
+    def _in_loop(self, call: Callable[[Any], None], argument: Any) -> None:
+        """Call it in the event loop; nobody listens any more when that is closed."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(call, argument)
 
-    def _run(self, loop: asyncio.AbstractEventLoop, loaded: asyncio.Future[None]) -> None:
-        try:
-            core = self._load()
-        except BaseException as error:
-            self._failure = str(error)
-            self._state = EngineState.DEAD
-            loop.call_soon_threadsafe(loaded.set_exception, error)
+    def _end_load(self, error: BaseException | None) -> None:
+        if self._loaded is None or self._loaded.done():
             return
-        self._core = core
-        self._state = EngineState.READY
-        loop.call_soon_threadsafe(loaded.set_result, None)
-        try:
-            self._serve(core, loop)
-        except Exception as error:
-            logger.exception("the engine failed and stops")
-            self._failure = f"{type(error).__name__}: {error}"
-            self._state = EngineState.DEAD
-            loop.call_soon_threadsafe(
-                self._fail_streams, "The engine failed; see the server's log."
-            )
-
-    def _serve(self, core: EngineCore, loop: asyncio.AbstractEventLoop) -> None:
-        while True:
-            with self._wake:
-                self._wake.wait_for(lambda: self._stopping or self._inbox or core.has_work)
-                if self._stopping:
-                    return
-                commands = list(self._inbox)
-                self._inbox.clear()
-            for command in commands:
-                if isinstance(command, _Add):
-                    core.add(command.request, command.matcher)
-                else:
-                    core.abort(command.request_id)
-            outputs = core.step()
-            if outputs:
-                loop.call_soon_threadsafe(self._deliver, outputs)
+        if error is None:
+            self._loaded.set_result(None)
+        else:
+            self._loaded.set_exception(error)
 
     def _deliver(self, outputs: Sequence[RequestOutput]) -> None:
         for output in outputs:
@@ -341,18 +297,12 @@ class AsyncEngine:
                 continue
             if output.finish_reason is not None:
                 del self._streams[output.request_id]
+            elif stream.num_unread >= self._recovery.max_unread_outputs:
+                self.abort(output.request_id)
+                output = error_output(output.request_id, TOO_SLOW.format(stream.num_unread))
             stream.put(output)
 
     def _fail_streams(self, message: str) -> None:
         streams, self._streams = self._streams, {}
         for request_id, stream in streams.items():
-            stream.put(
-                RequestOutput(
-                    request_id=request_id,
-                    text="",
-                    token_ids=(),
-                    usage=Usage(0, 0, 0),
-                    finish_reason=FinishReason.ERROR,
-                    error=message,
-                )
-            )
+            stream.put(error_output(request_id, message))

@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 
@@ -40,12 +39,12 @@ _TARGET_GPU_SHARE = 0.8
 """Of the KV memory on a GPU, when a draft model takes the rest."""
 
 
-def build_core(config: Config) -> EngineCore:
-    """Load the models and wire the core. Raises what `load_parts` raises."""
-    parts = load_parts(config)
-    core = parts.assemble(parts.drafters)
-    core.warm_up()
-    return core
+def load_engine(config: Config) -> Callable[[], EngineCore]:
+    """Load the models. The result makes a core of them, and another one when that has broken.
+
+    Raises what `load_parts` raises.
+    """
+    return load_parts(config).start_core
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +55,8 @@ class EngineParts:
     model_name: str
     target: ModelRunner
     tokenizer: TextTokenizer
+    make_drafters: Callable[[], tuple[Drafter, ...]]
+    """Drafters without a past, over the loaded draft models."""
     drafters: tuple[Drafter, ...]
     limits: ModelLimits
     sampling_defaults: SamplingDefaults
@@ -65,6 +66,12 @@ class EngineParts:
     def draft_runners(self) -> dict[str, ModelRunner]:
         """The draft models' runners by the name of their drafter."""
         return draft_runners(self.drafters)
+
+    def start_core(self) -> EngineCore:
+        """A core without a past, drafters included, that has made its first passes."""
+        core = self.assemble(self.make_drafters())
+        core.warm_up()
+        return core
 
     def assemble(
         self,
@@ -139,12 +146,14 @@ def load_parts(config: Config) -> EngineParts:
         * (_TARGET_GPU_SHARE if config.draft or config.model_draft else 1.0),
     )
     grammars = Grammars(tokenizer, target.info.vocab_size)
+    make_drafters = _drafter_maker(config, placement, tokenizer, grammars)
     return EngineParts(
         config=config,
         model_name=config.served_name or files.name,
         target=target,
         tokenizer=tokenizer,
-        drafters=tuple(_drafters(config, placement, tokenizer, grammars)),
+        make_drafters=make_drafters,
+        drafters=make_drafters(),
         limits=ModelLimits(_max_context(config, target), target.info.vocab_size),
         sampling_defaults=read_generation_config(folder).sampling,
         grammars=grammars,
@@ -166,23 +175,24 @@ def _max_context(config: Config, target: ModelRunner) -> int:
     return config.max_context
 
 
-def _drafters(
+def _drafter_maker(
     config: Config, placement: Placement, target: TextTokenizer, grammars: Grammars
-) -> list[Drafter]:
-    """The configured drafters, less those whose model is not configured."""
+) -> Callable[[], tuple[Drafter, ...]]:
+    """Load the draft models; makes the configured drafters, less those that have no model."""
     speculation = config.speculation
     makers: dict[str, Callable[[], Drafter]] = {
         "grammar": lambda: ForcedDrafter(grammars),
         "predicted": lambda: PredictedDrafter(target),
         "ngram": lambda: _ngram(speculation),
     }
-    if config.draft is not None:
-        universal = partial(_draft_model, config, "draft", config.draft, placement)
+    if config.draft is not None and "universal" in speculation.drafters:
+        universal = _load_draft(config, "draft", config.draft, placement)
         makers["universal"] = lambda: UniversalDrafter(*universal(), target)
-    if config.model_draft is not None:
-        same = partial(_draft_model, config, "model_draft", config.model_draft, placement)
+    if config.model_draft is not None and "model" in speculation.drafters:
+        same = _load_draft(config, "model_draft", config.model_draft, placement)
         makers["model"] = lambda: _same_vocabulary(*same(), target)
-    return [makers[name]() for name in dict.fromkeys(speculation.drafters) if name in makers]
+    names = [name for name in dict.fromkeys(speculation.drafters) if name in makers]
+    return lambda: tuple(makers[name]() for name in names)
 
 
 def _ngram(speculation: SpeculationConfig) -> NgramDrafter:
@@ -204,9 +214,9 @@ def _same_vocabulary(
         ) from error
 
 
-def _draft_model(
+def _load_draft(
     config: Config, key: str, reference: str, placement: Placement
-) -> tuple[DraftModel, TextTokenizer]:
+) -> Callable[[], tuple[DraftModel, TextTokenizer]]:
     files = resolve(reference)
     logger.info("loading %s %s", key, files.name)
     runner = load_runner(
@@ -217,12 +227,17 @@ def _draft_model(
         memory_mib=config.kv.draft_memory_mib,
         gpu_share=config.kv.gpu_memory_fraction / 2,
     )
-    model = DraftModel(
-        runner,
-        max_context=runner.info.max_context,
-        max_step_tokens=config.scheduler.prefill_chunk,
-    )
-    return model, TextTokenizer.load(hf_folder(files))
+    tokenizer = TextTokenizer.load(hf_folder(files))
+
+    def make() -> tuple[DraftModel, TextTokenizer]:
+        model = DraftModel(
+            runner,
+            max_context=runner.info.max_context,
+            max_step_tokens=config.scheduler.prefill_chunk,
+        )
+        return model, tokenizer
+
+    return make
 
 
 def summarize(core: EngineCore) -> EngineSummary:

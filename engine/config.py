@@ -136,6 +136,65 @@ class LimitsConfig(Section):
     )
 
 
+class RecoveryConfig(Section):
+    """What the engine does about its own failures."""
+
+    max_restarts: int = Field(
+        3,
+        ge=0,
+        description="times the engine is made anew from the loaded weights, within "
+        "restart_window_seconds, after failures that no single request causes; then it is dead",
+    )
+    restart_window_seconds: float = Field(
+        600.0, gt=0, description="time after which a restart no longer counts"
+    )
+    stall_seconds: float = Field(
+        120.0, gt=0, description="time a step may take before /health says that the engine stalls"
+    )
+    max_unread_outputs: int = Field(
+        1024,
+        ge=2,
+        description="outputs kept for a client that doesn't read its stream; then it is cut off",
+    )
+
+
+class AdmissionConfig(Section):
+    """Who is let in, and how long a request may take."""
+
+    max_requests: int | None = Field(
+        None,
+        ge=1,
+        description="requests worked on at once, streams included; one more is answered 429; "
+        "default: no limit but scheduler.max_waiting",
+    )
+    max_requests_per_key: int | None = Field(
+        None, ge=1, description="the same for one API key, or one name of several keys"
+    )
+    queue_timeout: float | None = Field(
+        None,
+        gt=0,
+        description="seconds a request may wait for its first step; then it is answered 503; "
+        "default: any number",
+    )
+    request_timeout: float | None = Field(
+        None,
+        gt=0,
+        description="seconds until the whole answer must be there; then 408, or an error event in "
+        "a stream; default: any number",
+    )
+    min_priority: int = Field(
+        0,
+        description="smallest `priority`, the most urgent, that a request may ask for; its default "
+        "is 0",
+    )
+    drain_timeout: float = Field(
+        20.0,
+        ge=0,
+        description="seconds that requests in progress have to finish after a stop signal; then "
+        "they end in an error",
+    )
+
+
 class MetricsConfig(Section):
     """Prometheus exposition."""
 
@@ -216,6 +275,12 @@ class Config(BaseSettings):
     scheduler: SchedulerConfig = Field(SchedulerConfig(), description="continuous batching")
     speculation: SpeculationConfig = Field(SpeculationConfig(), description="draft-then-verify")
     limits: LimitsConfig = Field(LimitsConfig(), description="what one HTTP request may ask for")
+    recovery: RecoveryConfig = Field(
+        RecoveryConfig(), description="what the engine does about its own failures"
+    )
+    admission: AdmissionConfig = Field(
+        AdmissionConfig(), description="who is let in, and how long a request may take"
+    )
     metrics: MetricsConfig = Field(MetricsConfig(), description="Prometheus exposition")
     tracing: TracingConfig = Field(TracingConfig(), description="OpenTelemetry traces")
 

@@ -13,6 +13,7 @@ from engine.metrics import EngineMetrics
 from engine.models.runner import ModelRunner
 from engine.models.warm_up import can_compute, time_passes
 from engine.plan import Slice, SliceResult, StepPlan, StepResult
+from engine.recovery import EngineBrokenError
 from engine.request import (
     NO_ADVICE,
     QUEUE_TIMEOUT,
@@ -37,18 +38,6 @@ logger = logging.getLogger(__name__)
 
 WAITED_TOO_LONG = "The server is busy: the request waited longer than it may."
 _WARM_UP_ROWS = (1, 4, 8, 1, 16, 4, 1)
-
-
-class EngineBrokenError(RuntimeError):
-    """The target can't compute anything any more, whoever asks.
-
-    Attributes:
-        outputs: those of the step that showed it; they end the requests that were in it.
-    """
-
-    def __init__(self, message: str, outputs: Sequence[RequestOutput] = ()) -> None:
-        super().__init__(message)
-        self.outputs = tuple(outputs)
 
 
 @dataclass(slots=True)
@@ -137,6 +126,30 @@ class EngineCore:
         if request.params.prompt_logprobs is not None:
             lane.prompt_logprobs.append(None)
         self._lanes[request.request_id] = lane
+
+    @property
+    def waiting_ids(self) -> frozenset[str]:
+        """Requests that no step is computing."""
+        return frozenset(sequence.request_id for sequence in self.scheduler.waiting)
+
+    def take_over(self, broken: EngineCore) -> None:
+        """Go on with the waiting requests and the figures of a core that is used no more.
+
+        The broken core's other requests are to end in an error.
+        """
+        self.metrics, self.speculator.metrics = broken.metrics, broken.speculator.metrics
+        self.scheduler.counters = broken.scheduler.counters
+        for sequence in broken.scheduler.waiting:
+            request_id = sequence.request_id
+            self.grammars.add(sequence.request, broken.grammars.of(request_id))
+            self.scheduler.adopt(sequence)
+            self._lanes[request_id] = broken._lanes[request_id]
+        lost = broken._lanes.keys() - self._lanes.keys()
+        for request_id in lost:
+            broken.grammars.forget(request_id)
+        self.metrics.finished[FinishReason.ERROR] += len(lost)
+        self.metrics.restarts += 1
+        self._update_gauges()
 
     def abort(self, request_id: str) -> None:
         """Drop a request and free its blocks; nothing happens when it has ended already."""

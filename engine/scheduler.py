@@ -119,6 +119,19 @@ class Scheduler:
         """Ids of requests that have waited longer than they may; finish them."""
         return self._waiting.overdue(now)
 
+    @property
+    def waiting(self) -> tuple[TokenSequence, ...]:
+        """Waiting sequences, oldest first."""
+        return tuple(sorted(self._waiting, key=lambda sequence: sequence.arrival_time))
+
+    def adopt(self, sequence: TokenSequence) -> None:
+        """Queue a waiting sequence of another scheduler, which is used no more."""
+        sequence.block_ids = []
+        sequence.num_computed = 0
+        sequence.num_published = 0
+        self._sequences[sequence.request_id] = sequence
+        self._waiting.add(sequence)
+
     def finish(self, request_id: str) -> None:
         """Forget a sequence, finished or aborted, and free its blocks."""
         sequence = self._sequences.pop(request_id)

@@ -72,7 +72,7 @@ class EngineCollector(Collector):
             {(str(state),): state is current for state in EngineState},
             ("state",),
         )
-        if not ready:
+        if not current.takes_requests:
             return
         yield from _loaded(own, self._engine.summary())
         metrics = self._engine.metrics()

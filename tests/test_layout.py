@@ -14,14 +14,14 @@ ROOT = Path(__file__).parent.parent
 MAX_LINES = 450
 
 LAYERS: tuple[frozenset[str], ...] = (
-    frozenset({"request", "metrics", "config"}),
-    frozenset({"plan", "sequence", "blocks", "admission", "summary"}),
+    frozenset({"request", "metrics", "config", "watchdog"}),
+    frozenset({"plan", "recovery", "sequence", "blocks", "admission", "summary"}),
     frozenset({"waiting"}),
     frozenset({"scheduler", "text", "sampling", "kernels"}),
     frozenset({"models"}),
     frozenset({"draft", "verify", "isolation"}),
     frozenset({"core"}),
-    frozenset({"build"}),
+    frozenset({"build", "engine_thread"}),
     frozenset({"async_engine", "bench", "doctor"}),
 )
 """Modules and packages of the engine, lowest first."""

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from engine.core import EngineBrokenError, EngineCore
+from engine.core import EngineCore
 from engine.draft.drafter import Draft, Drafter, DraftRequest
 from engine.isolation import STEP_FAILED
 from engine.plan import StepPlan
+from engine.recovery import EngineBrokenError
 from engine.request import FinishReason, GenerationRequest, RequestOutput
 from tests.engine.helpers import make_core, make_request, run_all, text_of, tokens_of
 from tests.engine.mock_model import VOCAB_SIZE, MockRunner
