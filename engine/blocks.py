@@ -78,6 +78,13 @@ class BlockPool:
             self._block_of[digest] = block
             self._digest_of[block] = digest
 
+    def withdraw(self, blocks: Iterable[int]) -> None:
+        """Keep held blocks, whose contents are not to be trusted, from later prefix matches."""
+        for block in blocks:
+            digest = self._digest_of.pop(block, None)
+            if digest is not None:
+                del self._block_of[digest]
+
     def release(self, blocks: Iterable[int]) -> None:
         """Give up one reference to each block of a request, given in the request's order.
 

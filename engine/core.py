@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from engine.admission import ModelLimits
 from engine.draft.speculator import Proposal, Speculator
-from engine.isolation import STEP_FAILED, Decided, IsolatedStep, StepIsolator
+from engine.isolation import STEP_FAILED, Decided, IsolatedStep, StepIsolator, without_draft
 from engine.metrics import EngineMetrics
 from engine.models.runner import ModelRunner
 from engine.models.warm_up import can_compute, time_passes
@@ -32,11 +32,13 @@ from engine.scheduler import Scheduler
 from engine.sequence import TokenSequence
 from engine.text.stream import TextStream
 from engine.text.tokenizer import TextTokenizer
-from engine.verify import Verifier
+from engine.verify import INVALID_LOGITS, Verifier
 
 logger = logging.getLogger(__name__)
 
 WAITED_TOO_LONG = "The server is busy: the request waited longer than it may."
+_FAULTS = frozenset({STEP_FAILED, INVALID_LOGITS})
+"""Errors that are not of a request's own making, and may be the engine's."""
 _WARM_UP_ROWS = (1, 4, 8, 1, 16, 4, 1)
 
 
@@ -181,11 +183,10 @@ class EngineCore:
             self._note_failures(step, plan, proposals)
             if not step.num_failures:
                 self.speculator.observe_step(plan.num_tokens, now - executed)
-            for decided in step.decided:
-                output = self._conclude(decided, proposals, now)
-                if output is not None:
-                    outputs.append(output)
-            if step.all_failed:
+            decided = [self._without_bad_draft(d, proposals) for d in step.decided]
+            concluded = [self._conclude(d, proposals, now) for d in decided]
+            outputs += [output for output in concluded if output is not None]
+            if all(d.result.error in _FAULTS for d in decided):
                 self._require_working(outputs)
             self._note_step(plan, outputs, self._clock() - started)
         self._update_gauges()
@@ -205,6 +206,15 @@ class EngineCore:
             for piece in plan.slices:
                 self._verifier.distrust(piece.request_id)
             raise
+
+    def _without_bad_draft(self, decided: Decided, proposals: Mapping[str, Proposal]) -> Decided:
+        """A request whose logits its own draft may have spoilt is computed again without it."""
+        piece = decided.piece
+        if decided.result.error != INVALID_LOGITS or not piece.num_draft:
+            return decided
+        self.speculator.blame({proposals[piece.request_id].drafter})
+        (again,) = self._isolator.run(StepPlan((without_draft(piece),))).decided
+        return again
 
     def _is_new(self, request_id: str) -> bool:
         return self._lanes[request_id].num_steps == 0
@@ -295,6 +305,8 @@ class EngineCore:
     def _fail(self, lane: _Lane, error: str, code: str | None = None) -> RequestOutput:
         """End a request that can't go on; the others don't notice."""
         request_id = lane.sequence.request_id
+        if error in _FAULTS:
+            self.scheduler.distrust(request_id)
         return RequestOutput(
             request_id=request_id,
             text="",

@@ -32,10 +32,6 @@ class IsolatedStep:
     draft_at_fault: bool = False
     """The pass raised with the drafts and did not without them."""
 
-    @property
-    def all_failed(self) -> bool:
-        """Whether no request got through, so that the fault may be the engine's own."""
-        return bool(self.num_failures) and all(d.result.error for d in self.decided)
 
 
 class StepIsolator:

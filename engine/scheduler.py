@@ -132,6 +132,10 @@ class Scheduler:
         self._sequences[sequence.request_id] = sequence
         self._waiting.add(sequence)
 
+    def distrust(self, request_id: str) -> None:
+        """Let nobody reuse what a sequence has computed."""
+        self.pool.withdraw(self._sequences[request_id].block_ids)
+
     def finish(self, request_id: str) -> None:
         """Forget a sequence, finished or aborted, and free its blocks."""
         sequence = self._sequences.pop(request_id)

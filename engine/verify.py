@@ -7,6 +7,7 @@ sample. So every sampling feature works under speculation, and any drafter is lo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -24,8 +25,10 @@ from engine.sampling.grammar_mask import (
 from engine.sampling.grammar_matcher import GrammarCheck
 from engine.sampling.logprobs import token_logprobs
 from engine.sampling.processors import TokenHistory, apply_bias, forbid_end, has_penalties
-from engine.sampling.sampler import sample
+from engine.sampling.sampler import INVALID, sample
 from engine.sequence import TokenSequence
+
+INVALID_LOGITS = "The model produced invalid logits for this request."
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,19 +96,35 @@ class Verifier:
             num_decided = rows.num_sampled if check is None else check.num_rows
             tokens = chosen[offset : offset + num_decided]
             offset += rows.num_sampled
-            accepted = _accepted(rows, tokens, logits) if tokens else []
-            committed = (*accepted, *tokens[len(accepted) : len(accepted) + 1])
-            results.append(
-                SliceResult(
-                    token_ids=committed,
-                    num_accepted=len(accepted),
-                    num_lossy=sum(a != b for a, b in zip(accepted, tokens, strict=False)),
-                    logprobs=self._output_logprobs(rows, logits, committed),
-                    prompt_logprobs=self._prompt_logprobs(rows, logits),
-                    error=None if check is None else check.error,
-                )
-            )
+            error = None if check is None else check.error
+            if INVALID in tokens:
+                # What a draft ran into is of no account as long as something comes before it.
+                tokens = tokens[: tokens.index(INVALID)]
+                error = None if tokens else INVALID_LOGITS
+            results.append(self._result(rows, logits, tokens, error))
         return StepResult(results)
+
+    def _result(
+        self, rows: _Rows, logits: torch.Tensor, tokens: list[int], error: str | None
+    ) -> SliceResult:
+        """
+        Args:
+            tokens: the target's own, at the leading rows that count.
+        """
+        accepted = _accepted(rows, tokens, logits) if tokens else []
+        committed = (*accepted, *tokens[len(accepted) : len(accepted) + 1])
+        logprobs = self._output_logprobs(rows, logits, committed)
+        prompt_logprobs = self._prompt_logprobs(rows, logits)
+        if any(math.isnan(entry.logprob) for entry in (*logprobs, *prompt_logprobs)):
+            return SliceResult((), error=INVALID_LOGITS)
+        return SliceResult(
+            token_ids=committed,
+            num_accepted=len(accepted),
+            num_lossy=sum(a != b for a, b in zip(accepted, tokens, strict=False)),
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            error=error,
+        )
 
     def _check_grammars(self, layout: Sequence[_Rows]) -> dict[str, GrammarCheck]:
         """By request id, what the grammars allow at every sampled row."""

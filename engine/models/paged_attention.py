@@ -46,7 +46,7 @@ class _Group:
     rows: torch.Tensor
     """int64[R, Q]: rows of the packed step; padding repeats a row of the slice."""
     slots: torch.Tensor
-    """int64[R, C]: cache slots of the context; padding repeats slot 0's block."""
+    """int64[R, C]: cache slots of the context; padding repeats the last."""
     positions: torch.Tensor
     """int64[R, Q]"""
     valid: torch.Tensor
@@ -80,8 +80,12 @@ class AttentionStep:
         lengths = packed.query_starts[members + 1] - first
         offsets = np.minimum(np.arange(lengths.max()), lengths[:, None] - 1)
         rows = first[:, None] + offsets
-        context = np.arange(packed.context_lens[members].max())
-        blocks = packed.block_tables[members][:, context // block_size].astype(np.int64)
+        context_lens = packed.context_lens[members]
+        # Padding reads the slice's own last token: what others left elsewhere may be a NaN, which
+        # a mask does not multiply away.
+        context = np.minimum(np.arange(context_lens.max()), context_lens[:, None] - 1)
+        tables = packed.block_tables[members].astype(np.int64)
+        blocks = np.take_along_axis(tables, context // block_size, axis=1)
         return _Group(
             rows=self._tensor(rows),
             slots=self._tensor(blocks * block_size + context % block_size),

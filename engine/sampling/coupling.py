@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.sampling.sampler import sample
+from engine.sampling.sampler import INVALID, sample
 from engine.sequence import TokenSequence
 
 
@@ -38,11 +38,16 @@ class CoupledChooser:
             logits: float32[len(members), V] of the draft model.
             members: which drafts of the batch the rows belong to.
             depth: tokens drafted before this one.
+
+        Raises:
+            ArithmeticError: logits are no numbers.
         """
         params = [self._params[i] for i in members]
         positions = [self._positions[i] + depth for i in members]
         noise_ids = None if self._noise_ids is None else self._noise_ids.to(logits.device)
         tokens = sample(logits, params, positions, noise_ids)
+        if INVALID in tokens:
+            raise ArithmeticError("the draft model computes invalid logits")
         index = torch.tensor(tokens, device=logits.device)[:, None]
         chosen = logits.gather(1, index)[:, 0] - logits.logsumexp(dim=1)
         confidences: list[float] = chosen.exp().tolist()

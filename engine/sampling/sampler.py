@@ -10,6 +10,9 @@ from engine.request import SamplingParams
 from engine.sampling.noise import MAX_NOISE, gumbel_noise, row_keys
 from engine.sampling.restrict import restrict
 
+INVALID = -1
+"""In place of a token, where the logits are no numbers."""
+
 
 def sample(
     logits: torch.Tensor,
@@ -28,16 +31,19 @@ def sample(
 
     Returns:
         N token ids: the likeliest at temperature 0, else a sample that depends only on the row's
-        logits, the request's seed and the position.
+        logits, the request's seed and the position. `INVALID` where the logits hold a NaN or
+        infinity, or allow no token.
     """
     tokens = logits.argmax(dim=1)
+    # A NaN or infinity counts as the largest, so the largest tells of any in its row.
+    is_valid = logits.gather(1, tokens[:, None])[:, 0].isfinite()
     drawn = [i for i, p in enumerate(params) if not p.greedy]
     if drawn:
         index = torch.tensor(drawn, device=logits.device)
         tokens[index] = _draw(
             logits[index], [params[i] for i in drawn], [positions[i] for i in drawn], noise_ids
         )
-    ids: list[int] = tokens.tolist()
+    ids: list[int] = tokens.where(is_valid, INVALID).tolist()
     return ids
 
 
