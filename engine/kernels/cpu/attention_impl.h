@@ -17,9 +17,9 @@ Simd::F load_kv(const void* base, int64_t index) {
   return Simd::load_bfloat(static_cast<const uint16_t*>(base) + index);
 }
 
-// The KV blocks that some query of the task attends to.
+// The KV blocks that some query of the task attends to, and the last position that one does.
 struct BlockRange {
-  int begin, end;
+  int begin, end, last;
 };
 
 inline int first_position(const AttentionTask& t, int query) {
@@ -34,7 +34,7 @@ inline BlockRange block_range(const AttentionTask& t) {
     low = first < low ? first : low;
     high = t.position[i] > high ? t.position[i] : high;
   }
-  return {low / t.kv->block_size, high / t.kv->block_size + 1};
+  return {low / t.kv->block_size, high / t.kv->block_size + 1, high};
 }
 
 // Scores of kVectors x 16 tokens of a block from token `v` on, -inf where masked.
@@ -109,7 +109,10 @@ void weighted_values(const AttentionTask& t, BlockRange range, int64_t score_str
     for (int b = range.begin; b < range.end; ++b) {
       const int64_t values = kv.value_offset(t.block_table[b], t.kv_head) + d;
       const float* weights = t.scores + int64_t{b - range.begin} * kv.padded_block;
-      for (int j = 0; j < kv.block_size; ++j) {
+      // Slots behind the last position may hold what another request left, even a NaN.
+      const int left_to_read = range.last - b * kv.block_size + 1;
+      const int tokens = left_to_read < kv.block_size ? left_to_read : kv.block_size;
+      for (int j = 0; j < tokens; ++j) {
         const int64_t at = values + int64_t{j} * kv.value_stride();
         const Simd::F v0 = load_kv<T>(kv.values, at);
         const Simd::F v1 = two ? load_kv<T>(kv.values, at + 16) : v0;

@@ -91,6 +91,11 @@ constexpr FormatInfo format_info(Format f) {
   return {0, 0, 0, 0};
 }
 
+constexpr int block_bytes(Format f) {
+  const FormatInfo info = format_info(f);
+  return info.header_bytes + info.groups_per_block * info.group_bytes;
+}
+
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
@@ -112,7 +117,7 @@ struct Matrix {
       return static_cast<size_t>(round_up(int64_t{cols} * kTileRows * info.element_bytes, 64));
     }
     const size_t blocks = static_cast<size_t>(groups() / info.groups_per_block);
-    return blocks * static_cast<size_t>(info.header_bytes + info.groups_per_block * info.group_bytes);
+    return blocks * static_cast<size_t>(block_bytes(format));
   }
   size_t bytes() const { return static_cast<size_t>(tiles()) * tile_bytes(); }
 };

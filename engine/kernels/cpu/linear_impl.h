@@ -9,6 +9,16 @@
 namespace slipstream {
 namespace {
 
+// How far a kernel fetches ahead of the weights it reads, into the first and the second cache: the
+// first has too few fill buffers to hide all of the memory's latency (measured, both together).
+constexpr int kNearBytes = 2048;
+constexpr int kFarBytes = 8192;
+
+SLIPSTREAM_INLINE void prefetch_ahead(const uint8_t* data, int bytes) {
+  for (int b = 0; b < bytes; b += kVectorBytes) Simd::prefetch_near(data + b + kNearBytes);
+  for (int b = 0; b < bytes; b += kVectorBytes) Simd::prefetch_far(data + b + kFarBytes);
+}
+
 struct GroupScales {
   Simd::F first;   // scale of the group, or of its low half
   Simd::F second;  // minimum, or the scale of the high half
@@ -163,7 +173,6 @@ template <Format F, int kCount>
 void quantized_rows(const Matrix& m, int tile, const QuantizedRows& x, int block, int first,
                     const LinearOutput& to) {
   using L = Layout<F>;
-  constexpr int kPrefetch = 1024;
   const uint8_t* data = m.data + tile * m.tile_bytes();
   const int in_block = x.block_rows(block);
   const int64_t base = x.block_offset(block);
@@ -177,11 +186,9 @@ void quantized_rows(const Matrix& m, int tile, const QuantizedRows& x, int block
   for (int g = 0; g < groups; g += L::kGroups) {
     const BlockScales<F> super(data);
     const uint8_t* group = data + L::kHeader;
-    for (int b = 0; b < kVectorBytes * ((L::kHeader + 63) / 64); b += kVectorBytes) {
-      Simd::prefetch(data + b + kPrefetch);
-    }
+    prefetch_ahead(data, L::kHeader);
     for (int i = 0; i < L::kGroups; ++i, group += L::kBytes) {
-      for (int b = 0; b < L::kBytes; b += kVectorBytes) Simd::prefetch(group + b + kPrefetch);
+      prefetch_ahead(group, L::kBytes);
       Simd::Q w[kQuads];
       unpack_group<F>(group, w);
       const GroupScales s = group_scales<F>(data, i, super);
@@ -219,7 +226,7 @@ void float_rows(const Matrix& m, int tile, const LinearInput& in, int first,
   for (int r = 0; r < kCount; ++r) even[r] = odd[r] = Simd::zero();
   int k = 0;
   for (; k + 1 < m.cols; k += 2, data += 2 * kStep) {
-    Simd::prefetch(data + 1024);
+    prefetch_ahead(data, 2 * kStep);
     const Simd::F w0 = load_columns<F>(data), w1 = load_columns<F>(data + kStep);
     for (int r = 0; r < kCount; ++r) {
       even[r] = Simd::fma(w0, Simd::set1(x[r * in.stride + k]), even[r]);

@@ -152,7 +152,8 @@ struct Simd {
     return {dot8(acc.a, _mm256_abs_epi8(w.a), _mm256_sign_epi8(v, w.a)),
             dot8(acc.b, _mm256_abs_epi8(w.b), _mm256_sign_epi8(v, w.b))};
   }
-  static SLIPSTREAM_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+  static SLIPSTREAM_INLINE void prefetch_near(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+  static SLIPSTREAM_INLINE void prefetch_far(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
   static uint64_t read(const uint8_t* p, size_t bytes) {
     __m256i sum = _mm256_setzero_si256();
     for (size_t i = 0; i + 64 <= bytes; i += 64) {

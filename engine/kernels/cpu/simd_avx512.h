@@ -84,7 +84,8 @@ struct Simd {
     return _mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(quad));
   }
   static SLIPSTREAM_INLINE I dot_signed(I acc, Q w, const int8_t* x) { return dot(acc, flip_sign(w), x); }
-  static SLIPSTREAM_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+  static SLIPSTREAM_INLINE void prefetch_near(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+  static SLIPSTREAM_INLINE void prefetch_far(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
   static uint64_t read(const uint8_t* p, size_t bytes) {
     __m512i sum = _mm512_setzero_si512();
     for (size_t i = 0; i + 256 <= bytes; i += 256) {

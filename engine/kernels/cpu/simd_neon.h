@@ -127,7 +127,8 @@ struct Simd {
     return acc;
   }
   static SLIPSTREAM_INLINE I dot_signed(I acc, Q w, const int8_t* x) { return dot(acc, w, x); }
-  static SLIPSTREAM_INLINE void prefetch(const void* p) { __builtin_prefetch(p); }
+  static SLIPSTREAM_INLINE void prefetch_near(const void* p) { __builtin_prefetch(p, 0, 3); }
+  static SLIPSTREAM_INLINE void prefetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }
   static uint64_t read(const uint8_t* p, size_t bytes) {
     uint64x2_t sum = vdupq_n_u64(0);
     for (size_t i = 0; i + 64 <= bytes; i += 64)

@@ -97,7 +97,8 @@ struct Simd {
     return acc;
   }
   static SLIPSTREAM_INLINE I dot_signed(I acc, Q w, const int8_t* x) { return dot(acc, w, x); }
-  static SLIPSTREAM_INLINE void prefetch(const void*) {}
+  static SLIPSTREAM_INLINE void prefetch_near(const void*) {}
+  static SLIPSTREAM_INLINE void prefetch_far(const void*) {}
   static uint64_t read(const uint8_t* p, size_t bytes) {
     uint64_t sum = 0, word;
     for (size_t i = 0; i + 8 <= bytes; i += 8) {

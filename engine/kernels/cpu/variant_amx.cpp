@@ -65,13 +65,10 @@ struct Chunk {
 template <Format F>
 void unpack_chunk(const uint8_t* data, int groups, Chunk& chunk) {
   using L = Layout<F>;
-  constexpr int kPrefetch = 4096;
   for (int g = 0; g < groups;) {
     const BlockScales<F> super(data);
     const uint8_t* group = data + L::kHeader;
-    for (int b = 0; b < L::kHeader; b += kVectorBytes) Simd::prefetch(data + b + kPrefetch);
     for (int i = 0; i < L::kGroups; ++i, ++g, group += L::kBytes) {
-      for (int b = 0; b < L::kBytes; b += kVectorBytes) Simd::prefetch(group + b + kPrefetch);
       const GroupScales s = group_scales<F>(data, i, super);
       Simd::store(chunk.first[g], s.first);
       if constexpr (kAffine<F> || kHalves<F>) Simd::store(chunk.second[g], s.second);
@@ -132,10 +129,12 @@ SLIPSTREAM_INLINE __m512 fold_product(__m512 total, const int32_t* product, __m5
   }
 }
 
-// kRows rows (a whole row block) against a chunk of groups; totals[row][16].
+// kRows rows (a whole row block) against a chunk of groups; totals[row][16]. With every group it
+// fetches ahead of a group's share of `data`, if any: all at once would exhaust the fill buffers.
 template <Format F, int kRows>
 void chunk_rows(const Chunk& chunk, int groups, const QuantizedRows& x, int block, int first_group,
-                float* totals) {
+                const uint8_t* data, float* totals) {
+  constexpr int kShareBytes = block_bytes(F) / Layout<F>::kGroups;
   constexpr int kProduct = kTileRows * kRowBlock * (kHalves<F> ? 2 : 1);
   alignas(64) int32_t products[2][kProduct];
   const int64_t base = x.block_offset(block) + int64_t{first_group} * kRows;
@@ -146,6 +145,10 @@ void chunk_rows(const Chunk& chunk, int groups, const QuantizedRows& x, int bloc
   for (int r = 0; r < kRows; ++r) total[r] = _mm512_load_ps(totals + r * kTileRows);
   multiply<F, 0>(chunk.weights[0], q, products[0]);
   for (int g = 0; g < groups; ++g) {
+    if (data != nullptr) {
+      prefetch_ahead(data, kShareBytes);
+      data += kShareBytes;
+    }
     if (g + 1 < groups) {
       const int8_t* next = q + (g + 1) * kRows * kGroup;
       if (g % 2 == 0) {
@@ -168,10 +171,12 @@ void chunk_rows(const Chunk& chunk, int groups, const QuantizedRows& x, int bloc
 
 template <Format F, int kRows>
 void exact_chunk_rows(int rows, const Chunk& chunk, int groups, const QuantizedRows& x, int block,
-                      int first_group, float* totals) {
+                      int first_group, const uint8_t* data, float* totals) {
   if constexpr (kRows > 0) {
-    if (rows == kRows) return chunk_rows<F, kRows>(chunk, groups, x, block, first_group, totals);
-    exact_chunk_rows<F, kRows - 1>(rows, chunk, groups, x, block, first_group, totals);
+    if (rows == kRows) {
+      return chunk_rows<F, kRows>(chunk, groups, x, block, first_group, data, totals);
+    }
+    exact_chunk_rows<F, kRows - 1>(rows, chunk, groups, x, block, first_group, data, totals);
   }
 }
 
@@ -180,9 +185,7 @@ void amx_tiles(const Matrix& m, const LinearInput& in, int begin, int end, const
   const QuantizedRows& x = in.quantized;
   if (x.rows < kMinRows<F>) return format_tiles<F>(m, in, begin, end, to);
   const int groups = m.groups();
-  const size_t chunk_bytes =
-      kChunkGroups / Layout<F>::kGroups *
-      static_cast<size_t>(Layout<F>::kHeader + Layout<F>::kGroups * Layout<F>::kBytes);
+  constexpr int kChunkBytes = kChunkGroups / Layout<F>::kGroups * block_bytes(F);
   Chunk chunk;
   alignas(64) float totals[kChunkRowBlocks][kRowBlock * kTileRows];
   int configured = 0;
@@ -191,7 +194,7 @@ void amx_tiles(const Matrix& m, const LinearInput& in, int begin, int end, const
       const int last = first + kChunkRowBlocks < x.blocks() ? first + kChunkRowBlocks : x.blocks();
       __builtin_memset(totals, 0, sizeof(totals[0]) * static_cast<size_t>(last - first));
       const uint8_t* data = m.data + tile * m.tile_bytes();
-      for (int g = 0; g < groups; g += kChunkGroups, data += chunk_bytes) {
+      for (int g = 0; g < groups; g += kChunkGroups, data += kChunkBytes) {
         const int count = groups - g < kChunkGroups ? groups - g : kChunkGroups;
         unpack_chunk<F>(data, count, chunk);
         for (int block = first; block < last; ++block) {
@@ -201,7 +204,8 @@ void amx_tiles(const Matrix& m, const LinearInput& in, int begin, int end, const
             __asm__ volatile("ldtilecfg %0" ::"m"(config));
             configured = rows;
           }
-          exact_chunk_rows<F, kRowBlock>(rows, chunk, count, x, block, g, totals[block - first]);
+          exact_chunk_rows<F, kRowBlock>(rows, chunk, count, x, block, g,
+                                         block == first ? data : nullptr, totals[block - first]);
         }
       }
       for (int block = first; block < last; ++block) {
