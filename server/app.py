@@ -14,6 +14,7 @@ from starlette.routing import Route
 from engine.async_engine import AsyncEngine, EngineState
 from engine.config import Config
 from server import VERSION
+from server.admission import Admission, AdmissionMiddleware
 from server.api_keys import ApiKeys
 from server.auth import ApiKeyMiddleware
 from server.body_limit import BodyLimitMiddleware
@@ -96,6 +97,7 @@ def create_app(
             await asyncio.to_thread(tracing.shutdown)
 
     counts = HttpCounts()
+    admission = Admission(config.admission)
     app = FastAPI(
         title="Slipstream",
         version=VERSION,
@@ -116,10 +118,11 @@ def create_app(
                 max_bytes=config.limits.max_header_bytes,
             ),
             Middleware(ApiKeyMiddleware, keys=keys or ApiKeys({})),
+            Middleware(AdmissionMiddleware, admission=admission),
             Middleware(BodyLimitMiddleware, max_bytes=config.limits.max_body_bytes),
         ],
     )
-    app.state.context = ServerContext(engine, config)
+    app.state.context = ServerContext(engine, config, admission)
     app.state.metrics_registry = make_registry(engine, counts, vllm_names=config.metrics.vllm_names)
     add_error_handlers(app)
     for router in _ROUTERS:

@@ -11,7 +11,7 @@ from fastapi import Depends, Request
 
 from engine.async_engine import AsyncEngine
 from engine.config import Config
-from server.auth import CLIENT
+from server.admission import OPEN_TICKET, TICKET, Admission, Ticket
 from server.errors import ApiError
 from server.render.renderer import ResponseHead
 from server.response_store import ResponseStore
@@ -22,9 +22,10 @@ from server.sampling import SamplingRules
 class ServerContext:
     engine: AsyncEngine
     config: Config
+    admission: Admission
     responses: ResponseStore = field(default_factory=ResponseStore)
-    client: str = ""
-    """Name of the client whose API key the request has; empty without keys."""
+    ticket: Ticket = OPEN_TICKET
+    """The request's."""
 
     @property
     def sampling_rules(self) -> SamplingRules:
@@ -53,7 +54,7 @@ class ServerContext:
 
 async def _context(request: Request) -> ServerContext:
     context: ServerContext = request.app.state.context
-    return replace(context, client=request.scope.get(CLIENT, ""))
+    return replace(context, ticket=request.scope[TICKET])
 
 
 Context = Annotated[ServerContext, Depends(_context)]

@@ -21,9 +21,11 @@ ENGINE_UNAVAILABLE = "The engine is loading or has failed; GET /health tells whi
 RETRY_AFTER_SECONDS = 1
 
 _ANTHROPIC_PATHS = "/v1/messages"
+_OPENAI_TYPES = {408: "timeout_error", 429: "rate_limit_error"}
 _ANTHROPIC_TYPES = {
     401: "authentication_error",
     404: "not_found_error",
+    408: "timeout_error",
     413: "request_too_large",
     429: "rate_limit_error",
     503: "overloaded_error",
@@ -68,6 +70,19 @@ class ApiError(Exception):
         )
 
 
+def retry_later(status: int, message: str, code: str) -> ApiError:
+    """For a request that may well succeed a little later."""
+    headers = {"Retry-After": str(RETRY_AFTER_SECONDS)}
+    return ApiError(status, message, code=code, headers=headers)
+
+
+def deadline_passed() -> ApiError:
+    """OpenAI's clients repeat what fails with 408, unless they are told not to."""
+    message = "The request took longer than this server allows."
+    headers = {"x-should-retry": "false"}
+    return ApiError(408, message, code="request_timeout", headers=headers)
+
+
 def anthropic_error(error: ApiError) -> AnthropicError:
     fallback = "invalid_request_error" if error.status < 500 else "api_error"
     detail = AnthropicErrorDetail(
@@ -84,8 +99,7 @@ def to_api_error(error: Exception) -> ApiError:
         case RequestError():
             return ApiError(400, str(error), param=error.param, code=error.code)
         case QueueFullError():
-            headers = {"Retry-After": str(RETRY_AFTER_SECONDS)}
-            return ApiError(429, str(error), code="queue_full", headers=headers)
+            return retry_later(429, str(error), "queue_full")
         case EngineDeadError():
             return ApiError(503, ENGINE_UNAVAILABLE, code="engine_unavailable")
         case RequestValidationError():
@@ -134,8 +148,8 @@ def add_error_handlers(app: FastAPI) -> None:
 
 
 def _error_type(status: int) -> str:
-    if status == 429:
-        return "rate_limit_error"
+    if status in _OPENAI_TYPES:
+        return _OPENAI_TYPES[status]
     return "server_error" if status >= 500 else "invalid_request_error"
 
 

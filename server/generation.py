@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Self, TypeVar
 
-from engine.async_engine import AsyncEngine, EngineState, OutputStream
+from engine.async_engine import AsyncEngine, OutputStream
 from engine.request import (
+    QUEUE_TIMEOUT,
     ChatPrompt,
     DraftUsage,
     FinishReason,
@@ -20,8 +21,11 @@ from engine.request import (
     TextPrompt,
     Usage,
 )
-from server.errors import ApiError
+from server.admission import Ticket
+from server.errors import ApiError, deadline_passed, retry_later
 from server.request_record import SequenceRecord, current_record
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,7 @@ class PreparedPrompt:
     speculation: SpeculationParams
     prediction: str | None
     grammar: GrammarSpec | None = None
+    priority: int = 0
 
 
 class Generation:
@@ -43,9 +48,14 @@ class Generation:
     """
 
     def __init__(
-        self, engine: AsyncEngine, prompts: Sequence[PreparedPrompt], num_choices: int
+        self,
+        engine: AsyncEngine,
+        prompts: Sequence[PreparedPrompt],
+        num_choices: int,
+        deadline: float | None,
     ) -> None:
         self._engine = engine
+        self._deadline = deadline
         self._num_choices = num_choices
         self._streams: list[OutputStream] = []
         self._record = current_record.get()
@@ -61,13 +71,14 @@ class Generation:
         *,
         num_choices: int,
         response_id: str,
+        ticket: Ticket,
     ) -> Self:
         """Queue every sequence, or none.
 
         Raises:
             RequestError, QueueFullError, EngineDeadError: as `AsyncEngine.submit`.
         """
-        generation = cls(engine, prompts, num_choices)
+        generation = cls(engine, prompts, num_choices, ticket.deadline)
         if generation._record is not None:
             first = prompts[0]
             generation._record.begin(engine.card.name, response_id, first.params, first.source)
@@ -82,6 +93,9 @@ class Generation:
                         prediction=prompt.prediction,
                         speculation=prompt.speculation,
                         grammar=prompt.grammar,
+                        client=ticket.client,
+                        priority=prompt.priority,
+                        queue_timeout=ticket.queue_timeout,
                     )
                     generation._streams.append(engine.submit(request))
         except BaseException:
@@ -106,13 +120,18 @@ class Generation:
         """(sequence, output) as they come, until every sequence has finished.
 
         Raises:
-            ApiError: the engine gave a sequence up.
+            ApiError: the engine gave a sequence up, or the deadline has passed.
         """
         if len(self._streams) == 1:
-            async for output in self._streams[0]:
-                yield 0, self._note(0, output)
+            finished = False
+            while not finished:
+                output = self._note(0, await self._in_time(anext(self._streams[0])))
+                finished = output.finish_reason is not None
+                yield 0, output
             return
-        arrivals: asyncio.Queue[tuple[int, RequestOutput | Exception]] = asyncio.Queue()
+        arrivals: asyncio.Queue[tuple[int, RequestOutput | Exception]] = asyncio.Queue(
+            maxsize=len(self._streams)  # what waits unread waits in the streams, which have a bound
+        )
         readers = [
             asyncio.create_task(_read(number, stream, arrivals))
             for number, stream in enumerate(self._streams)
@@ -120,7 +139,7 @@ class Generation:
         try:
             num_open = len(readers)
             while num_open:
-                number, arrival = await arrivals.get()
+                number, arrival = await self._in_time(arrivals.get())
                 if isinstance(arrival, Exception):
                     raise arrival
                 num_open -= arrival.finish_reason is not None
@@ -137,12 +156,21 @@ class Generation:
         for stream in self._streams:
             stream.close()
 
+    async def _in_time(self, coming: Awaitable[T]) -> T:
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                return await coming
+        except TimeoutError as error:
+            raise deadline_passed() from error
+
     def _note(self, number: int, output: RequestOutput) -> RequestOutput:
         if output.finish_reason is not None and self._record is not None:
             self._record.sequences.append(SequenceRecord(output.finish_reason, output.timing))
         if output.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
-            alive = self._engine.state is EngineState.READY
+            alive = not self._engine.state.has_ended
             message = output.error or "The engine ended the request."
+            if output.error_code == QUEUE_TIMEOUT:
+                raise retry_later(503, message, QUEUE_TIMEOUT)
             raise ApiError(500 if alive else 503, message, code="generation_failed")
         self._usages[number] = output.usage
         return output
@@ -164,6 +192,6 @@ async def _read(
 ) -> None:
     try:
         async for output in stream:
-            arrivals.put_nowait((number, output))
+            await arrivals.put((number, output))
     except Exception as error:
-        arrivals.put_nowait((number, error))
+        await arrivals.put((number, error))

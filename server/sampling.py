@@ -6,7 +6,7 @@ import secrets
 from dataclasses import dataclass
 from typing import TypeVar
 
-from engine.config import LimitsConfig
+from engine.config import AdmissionConfig, LimitsConfig
 from engine.request import SEED_MASK, RequestError, SamplingDefaults, SamplingParams
 from server.limits import at_most, check_stops
 from server.render.usage import UsageReport
@@ -83,6 +83,16 @@ def num_choices(fields: SamplingFields, limits: LimitsConfig) -> int:
 
 def check_logprobs(count: int, limits: LimitsConfig, param: str) -> None:
     at_most(count, limits.max_logprobs, param, "alternatives")
+
+
+def priority(fields: SamplingFields, admission: AdmissionConfig) -> int:
+    value = _or_default(fields.priority, 0)
+    if value < admission.min_priority:
+        raise RequestError(
+            f"'priority' is {value}; the limit is {admission.min_priority} or more.",
+            param="priority",
+        )
+    return value
 
 
 def usage_report(fields: SamplingFields) -> UsageReport:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import os
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-import uvicorn
-
-from engine.async_engine import AsyncEngine, EngineState
+from engine.async_engine import AsyncEngine
 from engine.config import Config, ConfigError
 from server.api_keys import ApiKeys
 from server.app import create_app
+from server.context import ServerContext
+from server.drain import DrainingServer
 from server.http_options import http_options
 from server.process import url_of
 from server.startup import log_ready
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-DRAIN_SECONDS = 5.0
-"""After a stop signal, requests in progress have this long to finish; then they end in an error."""
+SHUTDOWN_SECONDS = 5
+"""For connections to take the rest of their answers, when no request is in progress any more."""
 
 
 class LoadError(RuntimeError):
@@ -37,14 +37,14 @@ class LoadError(RuntimeError):
 def make_engine(config: Config) -> AsyncEngine:
     """An engine that loads its models when started, imports included, in its own thread."""
 
-    def load() -> EngineCore:
+    def load() -> Callable[[], EngineCore]:
         # Torch takes seconds to import; /health answers meanwhile.
-        from engine.build import build_core
+        from engine.build import load_engine
 
-        return build_core(config)
+        return load_engine(config)
 
     max_requests = config.scheduler.max_running + config.scheduler.max_waiting
-    return AsyncEngine(load, max_requests=max_requests)
+    return AsyncEngine(load, max_requests=max_requests, recovery=config.recovery)
 
 
 def serve(config: Config, engine: AsyncEngine, listener: socket.socket, keys: ApiKeys) -> None:
@@ -55,30 +55,11 @@ def serve(config: Config, engine: AsyncEngine, listener: socket.socket, keys: Ap
         LoadError: the model can't be loaded.
     """
     asyncio.run(_serve(config, engine, listener, keys))
-    if engine.state in (EngineState.LOADING, EngineState.READY):
-        # A load, or a second signal: the engine's thread must not meet a half-ended interpreter.
+    if not engine.state.has_ended:
+        # A load, a step that hangs, a second signal: the engine's thread must not meet a half-ended
+        # interpreter.
         logging.shutdown()
         os._exit(0)
-
-
-class _Server(uvicorn.Server):
-    """Ends the requests that outlast the drain time with an error that their clients can read."""
-
-    def __init__(self, config: uvicorn.Config, engine: AsyncEngine) -> None:
-        super().__init__(config)
-        self._engine = engine
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        draining = asyncio.create_task(self._stop_engine_after_drain())
-        try:
-            await super().shutdown(sockets)
-        finally:
-            draining.cancel()
-
-    async def _stop_engine_after_drain(self) -> None:
-        await asyncio.sleep(DRAIN_SECONDS)
-        if self._engine.state is EngineState.READY:
-            await self._engine.stop()
 
 
 async def _serve(
@@ -95,13 +76,13 @@ async def _serve(
             failures.append(failure)
             server.should_exit = True
 
-    server = _Server(
-        http_options(
-            create_app(engine, config, keys=keys, tracing=tracing, on_loaded=on_loaded),
-            config,
-            shutdown_seconds=math.ceil(2 * DRAIN_SECONDS),
-        ),
+    app = create_app(engine, config, keys=keys, tracing=tracing, on_loaded=on_loaded)
+    context: ServerContext = app.state.context
+    server = DrainingServer(
+        http_options(app, config, shutdown_seconds=SHUTDOWN_SECONDS),
         engine,
+        context.admission,
+        config.admission.drain_timeout,
     )
     logger.info("listening on %s, loading %s", url, config.model)
     with suppress(SystemExit):

@@ -11,7 +11,7 @@ from server.context import ServerContext
 from server.generation import PreparedPrompt
 from server.limits import check_tools
 from server.parsing.answer import AnswerFormat
-from server.sampling import sampling_params
+from server.sampling import priority, sampling_params
 from server.schemas.sampling import SamplingFields
 from server.speculation import prediction_text, speculation_params
 from server.structured import ToolCalls, prepare_grammar
@@ -85,5 +85,6 @@ async def prepare_turn(
         speculation=speculation_params(fields, engine.drafters),
         prediction=prediction_text(fields, engine.limits.max_context),
         grammar=await prepare_grammar(fields, context, answer_format.prelude, calls),
+        priority=priority(fields, context.config.admission),
     )
     return Turn(prompt, answer_format)

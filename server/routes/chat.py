@@ -63,7 +63,11 @@ async def _complete_chat(body: ChatRequest, context: ServerContext) -> Response:
     )
     try:
         generation = Generation.submit(
-            context.engine, [turn.prompt], num_choices=n, response_id=response_id
+            context.engine,
+            [turn.prompt],
+            num_choices=n,
+            response_id=response_id,
+            ticket=context.ticket,
         )
     except RequestError as error:
         names = {"prompt": "messages"}

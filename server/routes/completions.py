@@ -18,7 +18,13 @@ from server.json_route import JsonRoute
 from server.openapi import whole_or_streamed
 from server.render.best_of import BestOf
 from server.render.completions import CompletionRenderer, EchoedPrompt
-from server.sampling import check_logprobs, num_choices, sampling_params, usage_report
+from server.sampling import (
+    check_logprobs,
+    num_choices,
+    priority,
+    sampling_params,
+    usage_report,
+)
 from server.schemas.completions import Completion, CompletionRequest
 from server.speculation import prediction_text, speculation_params
 from server.structured import prepare_grammar
@@ -64,7 +70,11 @@ async def _complete(body: CompletionRequest, context: ServerContext) -> Response
         shows_special_tokens=body.skip_special_tokens is False,
     )
     generation = Generation.submit(
-        context.engine, prompts, num_choices=num_candidates, response_id=response_id
+        context.engine,
+        prompts,
+        num_choices=num_candidates,
+        response_id=response_id,
+        ticket=context.ticket,
     )
     return await answer(generation, renderer, stream=bool(body.stream))
 
@@ -140,6 +150,7 @@ async def _prepare(
         speculation=speculation_params(body, engine.drafters),
         prediction=prediction_text(body, engine.limits.max_context),
         grammar=await prepare_grammar(body, context),
+        priority=priority(body, context.config.admission),
     )
 
 

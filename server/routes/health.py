@@ -13,6 +13,8 @@ router = APIRouter(tags=["Operation"])
 
 @router.get("/health", summary="Tell whether requests can be served", response_model=None)
 async def health(context: Context) -> Response:
+    if context.admission.draining:
+        return JSONResponse({"status": "draining"}, status_code=503)
     engine = context.engine
     if engine.state is EngineState.READY:
         return JSONResponse({"status": "ok"})

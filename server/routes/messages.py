@@ -66,7 +66,11 @@ async def _answer(body: MessagesRequest, context: ServerContext) -> Response:
     try:
         turn = await _prepare(body, context)
         generation = Generation.submit(
-            context.engine, [turn.prompt], num_choices=1, response_id=response_id
+            context.engine,
+            [turn.prompt],
+            num_choices=1,
+            response_id=response_id,
+            ticket=context.ticket,
         )
     except RequestError as error:
         raise in_api_terms(error, _PARAMS) from error

@@ -66,7 +66,7 @@ async def get_response(response_id: str, context: Context) -> Response:
     responses={200: {"model": DeletedResponse}, **errors},
 )
 async def delete_response(response_id: str, context: Context) -> Response:
-    if not context.responses.delete(context.client, response_id):
+    if not context.responses.delete(context.ticket.client, response_id):
         raise _not_found(response_id)
     return json_response(DeletedResponse(id=response_id, object="response", deleted=True))
 
@@ -94,7 +94,11 @@ async def _respond(body: ResponsesRequest, context: ServerContext) -> Response:
         )
         # Another id than the response's: the engine shows its ids, and this one gives access.
         generation = Generation.submit(
-            context.engine, [turn.prompt], num_choices=1, response_id=f"gen-{uuid.uuid4().hex}"
+            context.engine,
+            [turn.prompt],
+            num_choices=1,
+            response_id=f"gen-{uuid.uuid4().hex}",
+            ticket=context.ticket,
         )
     except RequestError as error:
         raise in_api_terms(error, _PARAMS) from error
@@ -160,13 +164,13 @@ def _keep(
         if body.store is not False:
             add_answer(conversation, blocks)
             stored = StoredResponse(final.to_json(), tuple(conversation.messages))
-            context.responses.put(context.client, response_id, stored)
+            context.responses.put(context.ticket.client, response_id, stored)
 
     return keep
 
 
 def _stored(response_id: str, context: ServerContext, param: str = "response_id") -> StoredResponse:
-    stored = context.responses.get(context.client, response_id)
+    stored = context.responses.get(context.ticket.client, response_id)
     if stored is None:
         raise _not_found(response_id, param)
     return stored

@@ -94,6 +94,9 @@ class SamplingFields(StructuredFields):
     prediction: Prediction | None = None
     speculation: SpeculationOptions | None = None
     acceptance: AcceptanceOptions | None = None
+    priority: int | None = Field(
+        None, ge=-(2**31), le=2**31 - 1, description="requests with a lower one are served first"
+    )
     return_token_ids: bool | None = None
     user: str | None = None
     stream: bool | None = None

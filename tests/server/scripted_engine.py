@@ -87,6 +87,7 @@ class Step:
     finish: FinishReason | None = None
     stop_reason: str | int | None = None
     error: str | None = None
+    error_code: str | None = None
 
 
 def words(*texts: str, finish: FinishReason = FinishReason.STOP) -> list[Step]:
@@ -285,6 +286,7 @@ class ScriptedEngine:
                 finish_reason=step.finish,
                 stop_reason=step.stop_reason,
                 error=step.error,
+                error_code=step.error_code,
                 timing=RequestTiming(arrived, arrived, first_token, time.monotonic())
                 if step.finish
                 else None,

@@ -12,10 +12,10 @@ import httpx
 import pytest
 
 from engine.config import Config, ConfigError
+from server import cli
 from server.api_keys import ApiKeys, load_api_keys
 from server.app import create_app
 from server.auth import ApiKeyMiddleware
-from server.cli import main
 from tests.server.live_server import live_server
 from tests.server.scripted_engine import ScriptedEngine
 
@@ -44,6 +44,10 @@ def url() -> Iterator[str]:
 
 
 class TestSources:
+    @pytest.fixture(autouse=True)
+    def _logging_is_left_alone(self, monkeypatch):
+        monkeypatch.setattr(cli, "configure_logging", lambda *arguments: None)
+
     def test_file_and_environment_add_up(self, tmp_path):
         path = tmp_path / "keys"
         path.write_text("team:k1\nteam:k2\n  k3  \n")
@@ -83,7 +87,7 @@ class TestSources:
 
     def test_unreadable_file_is_one_line(self, tmp_path, capsys):
         path = tmp_path / "nowhere"
-        assert main(["serve", "--api-keys-file", str(path)]) == 1
+        assert cli.main(["serve", "--api-keys-file", str(path)]) == 1
         assert capsys.readouterr().err == (
             f"slipstream: error: api_keys_file: can't read {path}: No such file or directory\n"
         )
@@ -91,7 +95,7 @@ class TestSources:
     def test_binary_file_is_one_line(self, tmp_path, capsys):
         path = tmp_path / "keys"
         path.write_bytes(b"\xff\xfe\x00")
-        assert main(["serve", "--api-keys-file", str(path)]) == 2
+        assert cli.main(["serve", "--api-keys-file", str(path)]) == 2
         assert (
             capsys.readouterr().err
             == f"slipstream: error: api_keys_file: {path}: not a text file\n"
@@ -99,7 +103,7 @@ class TestSources:
 
     def test_keys_leave_the_environment_and_no_error_shows_them(self, monkeypatch, capsys):
         monkeypatch.setenv("SLIPSTREAM_API_KEY", "sk-secret,sk-secret")
-        assert main(["serve"]) == 2
+        assert cli.main(["serve"]) == 2
         assert "sk-secret" not in capsys.readouterr().err
         assert "SLIPSTREAM_API_KEY" not in os.environ
 

@@ -29,7 +29,6 @@ class LoadingEngine(ScriptedEngine):
         {load}
         await super().start()
 
-server.serve.DRAIN_SECONDS = {drain_seconds}
 server.serve.make_engine = lambda config: LoadingEngine(state=EngineState.LOADING{options})
 sys.exit(main())
 """
@@ -55,10 +54,8 @@ def exit_code_of(arguments):
 class Served:
     """`slipstream serve` with a scripted engine in place of a model."""
 
-    def __init__(self, *flags, load_seconds=0.0, load="pass", options="", drain_seconds=5.0):
-        program = SCRIPTED_SERVER.format(
-            load_seconds=load_seconds, load=load, options=options, drain_seconds=drain_seconds
-        )
+    def __init__(self, *flags, load_seconds=0.0, load="pass", options=""):
+        program = SCRIPTED_SERVER.format(load_seconds=load_seconds, load=load, options=options)
         self.process = subprocess.Popen(
             [sys.executable, "-c", program, "serve", "--port", "0", *flags],
             stderr=subprocess.PIPE,
@@ -222,7 +219,7 @@ def test_request_in_progress_may_finish_after_a_stop_signal():
 
 
 def test_request_that_outlasts_the_drain_time_ends_in_an_error():
-    with Served(options=", hold_after=1", drain_seconds=0.2) as served:
+    with Served("--admission.drain-timeout", "0.2", options=", hold_after=1") as served:
         url = served.read_url()
         with httpx.stream(
             "POST",

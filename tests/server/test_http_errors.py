@@ -258,7 +258,7 @@ async def test_request_id_on_log_lines(client, engine, kind, caplog):
     engine.submit = None
     client.http.headers["X-Request-Id"] = "my-id"
     assert (await getattr(client, kind)()).status_code == 500
-    assert [record.request_id for record in caplog.records] == [" [my-id]"]
+    assert [record.request_id for record in caplog.records] == ["my-id"]
 
 
 async def test_log_lines_of_a_stream_have_the_id_of_their_own_request(client, engine, caplog):
@@ -275,7 +275,7 @@ async def test_log_lines_of_a_stream_have_the_id_of_their_own_request(client, en
         )
     )
     assert all(b"error" in response.content for response in responses)
-    assert {record.request_id for record in caplog.records} == {" [id-0]", " [id-1]", " [id-2]"}
+    assert {record.request_id for record in caplog.records} == {"id-0", "id-1", "id-2"}
 
 
 async def test_openapi_describes_the_bodies(client):
