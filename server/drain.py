@@ -52,12 +52,12 @@ class DrainingServer(uvicorn.Server):
             return
         if self._admission.num_requests:
             logger.info(
-                "stopping: %d requests have %g s to finish",
-                self._admission.num_requests,
+                "stopping in %g s at most, requests in progress: %d",
                 self._drain_seconds,
+                self._admission.num_requests,
             )
         if not await self._became_idle():
-            logger.warning("stopping: %d requests are cut off", self._admission.num_requests)
+            logger.warning("stopping, requests cut off: %d", self._admission.num_requests)
             await self._engine.stop()
 
     async def _became_idle(self) -> bool:
