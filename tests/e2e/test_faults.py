@@ -1,0 +1,299 @@
+"""Faults: what the client sees of each, and how soon the server is well again.
+
+| fault | what the client sees | recovered |
+|---|---|---|
+| the draft fails for good | the same answers, undrafted | tried again after 1 to 60 s |
+| a step raises for one request | 500, or an error event; others nothing | at once |
+| invalid logits for one request | 500, or an error event; others nothing | at once |
+| a step raises for anyone | 500, or an error event; waiting ones their answer | after a restart |
+| ... and goes on to do so | 500; then 503, and /health "dead" | never: restart the process |
+| a step stalls | a pause; /health 503 "stalled" | with the step |
+| a client does not read | it is cut off; others nothing | within the bound |
+| half-open connections | others nothing | at once |
+| a storm of disconnects | others nothing | within a step |
+| the clock jumps | nothing | - |
+| the disk of the log is full | nothing | - |
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+
+from engine.build import EngineParts, load_parts
+from engine.plan import StepPlan
+from engine.verify import INVALID_LOGITS
+from tests.e2e.faulty import (
+    Server,
+    always,
+    faulty_server,
+    no_fault,
+    raises_for,
+    raw_request,
+    tiny_config,
+    until,
+)
+
+SAMPLED: dict[str, Any] = {"temperature": 0.8, "seed": 5, "max_tokens": 60}
+LONG: dict[str, Any] = {"max_tokens": 400, "temperature": 0, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def parts(tiny_model_dir: Path, tiny_draft_dir: Path) -> EngineParts:
+    return load_parts(tiny_config(str(tiny_model_dir), str(tiny_draft_dir)))
+
+
+@pytest.fixture(scope="module")
+def shared(parts: EngineParts) -> Iterator[Server]:
+    with faulty_server(parts, max_unread_outputs=64) as server:
+        yield server
+
+
+@pytest.fixture
+def server(shared: Server) -> Iterator[Server]:
+    yield shared
+    shared.target.fault = shared.draft.fault = no_fault
+    shared.target.spoil = lambda plan, logits: None
+    shared.check_nothing_held()
+    assert shared.health() == (200, "ok")
+    assert shared.engine.metrics().restarts == 0
+
+
+def neighbours(server: Server, count: int = 4) -> list[str]:
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(lambda i: server.text(**SAMPLED | {"seed": i}), range(count)))
+
+
+def test_draft_that_fails_for_good_degrades_to_plain_decoding(server: Server) -> None:
+    expected = server.text(**SAMPLED)
+    server.draft.fault = always
+    answer = server.text(**SAMPLED, speculation={"mode": "universal", "stats": True})
+    assert answer == expected
+    failing = server.speculation()["failing"]["universal"]
+    assert failing["error"] == "RuntimeError"
+    assert failing["retry_in_seconds"] > 0
+    metrics = httpx.get(f"{server.url}/metrics", timeout=60).text
+    assert 'slipstream_drafter_works{drafter="universal"} 0.0' in metrics
+    server.draft.fault = no_fault
+
+    def works() -> bool:
+        assert server.text(**SAMPLED) == expected
+        return not server.speculation()["failing"]
+
+    assert until(works) < 10
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("kind", ["raises", "invalid logits"])
+def test_fault_of_one_request_is_its_own(server: Server, kind: str, stream: bool) -> None:
+    expected = neighbours(server)
+    began: list[str] = []
+
+    def is_bad(request_id: str) -> bool:
+        return bool(began) and request_id.startswith(began[0])
+
+    def fault(plan: StepPlan) -> None:
+        if kind == "raises" and any(is_bad(piece.request_id) for piece in plan.slices):
+            raise RuntimeError("a kernel failed")
+
+    def spoil(plan: StepPlan, logits: torch.Tensor) -> None:
+        first = 0
+        for piece in plan.slices:
+            if kind == "invalid logits" and is_bad(piece.request_id):
+                logits[first : first + piece.num_logits] = torch.nan
+            first += piece.num_logits
+
+    server.target.fault, server.target.spoil = fault, spoil
+    with ThreadPoolExecutor(1) as pool:
+        if stream:
+            with server.stream(**LONG) as chunks:
+                began.append(next(chunks)["id"])
+                answers = pool.submit(neighbours, server)
+                last = list(chunks)[-1]
+        else:
+            began.append("cmpl")
+            last = server.post(**LONG).json()
+            began.clear()
+            answers = pool.submit(neighbours, server)
+        error = last["error"]
+        assert answers.result() == expected
+    assert error["code"] == "generation_failed"
+    assert error["type"] == "server_error"
+    assert (error["message"] == INVALID_LOGITS) == (kind == "invalid logits")
+    assert "kernel" not in error["message"], "the log has the details"
+
+
+def test_broken_engine_restarts_and_serves_what_waits(parts: EngineParts) -> None:
+    config = parts.config.model_copy(
+        update={"scheduler": parts.config.scheduler.model_copy(update={"max_running": 2})}
+    )
+    with faulty_server(replace(parts, config=config)) as server, ThreadPoolExecutor(8) as pool:
+        expected = neighbours(server, 6)
+        server.hold()
+        posts = []
+        for seed in range(6):
+            posts.append(pool.submit(server.post, **SAMPLED | {"seed": seed}))
+            until(lambda: server.engine.num_requests == len(posts))
+        seen: list[tuple[int, str]] = []
+
+        def broken_until_seen(plan: StepPlan) -> None:
+            if threading.current_thread().name == "slipstream-engine":
+                seen.append(server.health())
+                if seen[-1][1] == "restarting":
+                    server.target.fault = no_fault
+                    return
+            raise RuntimeError("the device is gone")
+
+        server.target.fault = broken_until_seen
+        began = time.monotonic()
+        server.gate.set()
+        answers = [post.result() for post in posts]
+        took = time.monotonic() - began
+        assert (503, "restarting") in seen
+        failed = [a for a in answers if a.status_code == 500]
+        assert 1 <= len(failed) <= 2
+        for index, answer in enumerate(answers):
+            if answer.status_code == 200:
+                assert answer.json()["choices"][0]["text"] == expected[index]
+            else:
+                assert answer.json()["error"]["code"] == "generation_failed"
+        assert took < 10
+        assert server.health() == (200, "ok")
+        assert server.engine.metrics().restarts == 1
+        server.check_nothing_held()
+
+
+def test_engine_that_stays_broken_says_so(parts: EngineParts) -> None:
+    with faulty_server(parts, max_restarts=1) as server:
+        server.target.fault = always
+        assert server.post(**SAMPLED).status_code in (500, 503)
+        until(lambda: server.health() == (503, "dead"))
+        refused = server.post(**SAMPLED)
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "engine_unavailable"
+        assert "slipstream_engine_ready 0.0" in httpx.get(f"{server.url}/metrics").text
+
+
+def test_stalled_step_shows_in_health_and_passes(parts: EngineParts) -> None:
+    with faulty_server(parts, stall_seconds=0.1) as server, ThreadPoolExecutor(1) as pool:
+        expected = server.text(**SAMPLED)
+        server.hold()
+        answer = pool.submit(server.text, **SAMPLED)
+        until(lambda: server.health() == (503, "stalled"))
+        assert "slipstream_num_requests_running" in httpx.get(f"{server.url}/metrics").text
+        server.target.fault = no_fault
+        server.gate.set()
+        assert answer.result() == expected
+        assert until(lambda: server.health() == (200, "ok")) < 1
+
+
+def test_client_that_does_not_read_is_cut_off(server: Server) -> None:
+    aborted = server.engine.metrics().finished["abort"]
+    expected = neighbours(server)
+    fields = LONG | {"stream": True, "logprobs": 20, "max_tokens": 480, "n": 16}
+    slow = raw_request(server, 2048, **fields)
+    until(lambda: server.engine.num_requests == 16)
+    assert neighbours(server) == expected
+    until(server.is_idle, timeout=30)
+    assert server.engine.metrics().finished["abort"] > aborted
+    slow.close()
+
+
+def test_dead_peers_are_found_by_the_system() -> None:
+    from server.process import DEAD_PEER_SECONDS, listen
+
+    with listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
+        accepted, _ = listener.accept()
+        with accepted:
+            timeout = accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+            assert timeout == 1000 * DEAD_PEER_SECONDS
+            assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+
+
+def num_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_half_open_connections_are_no_burden(server: Server) -> None:
+    expected = neighbours(server)
+    before = num_descriptors()
+    host, port = server.url.removeprefix("http://").split(":")
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\n"
+    beginnings = ["", "POST /v1/com", head, f"{head}Content-Length: 500\r\n\r\n{{"]
+    connections = [socket.create_connection((host, int(port))) for _ in range(200)]
+    for index, connection in enumerate(connections):
+        connection.sendall(beginnings[index % len(beginnings)].encode())
+    assert neighbours(server) == expected
+    assert server.health() == (200, "ok")
+    for connection in connections:
+        connection.close()
+    until(lambda: num_descriptors() <= before + 8)
+
+
+def test_storm_of_disconnects_leaves_nothing(server: Server) -> None:
+    expected = neighbours(server)
+    before = num_descriptors()
+    connections = [raw_request(server, **LONG, stream=index % 2 == 0) for index in range(120)]
+    until(lambda: server.engine.num_requests > 60)
+    for connection in connections:
+        connection.close()
+    assert until(server.is_idle) < 10
+    until(lambda: num_descriptors() <= before + 8)
+    assert neighbours(server) == expected
+
+
+@pytest.mark.parametrize("jump", [-1e6, 1e6])
+def test_clock_jumps_are_not_noticed(
+    server: Server, jump: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = server.text(**LONG)
+    metrics = server.engine.metrics()
+    count, total = metrics.e2e.count, metrics.e2e.total
+    real = time.time
+    with server.stream(**LONG) as chunks:
+        texts = [next(chunks)["choices"][0]["text"]]
+        monkeypatch.setattr(time, "time", lambda: real() + jump)
+        texts += [chunk["choices"][0]["text"] for chunk in chunks if chunk["choices"]]
+    assert "".join(texts) == expected
+    assert server.health() == (200, "ok")
+    assert metrics.e2e.count == count + 1
+    assert 0 < metrics.e2e.total - total < 60
+
+
+class FullDisk:
+    """A log file on a disk that is full."""
+
+    def write(self, text: str) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def flush(self) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_full_disk_of_the_log_stops_nothing(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stderr", FullDisk())
+    handler = logging.StreamHandler(FullDisk())  # type: ignore[type-var]
+    root = logging.getLogger()
+    root.addHandler(handler)
+    try:
+        logging.getLogger("engine").error("this can't be written")
+        expected = neighbours(server)
+        server.draft.fault = raises_for("")
+        assert neighbours(server) == expected
+    finally:
+        root.removeHandler(handler)
