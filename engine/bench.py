@@ -132,8 +132,8 @@ def measure_decoding(
 ) -> list[DecodeFigures]:
     """Decode a workload plainly, with each drafter and with all of them.
 
-    The choices take turns, prompt by prompt, or batch by batch when several requests are in
-    flight, so that a change of the machine's speed meets them all.
+    The choices take turns, prompt by prompt, or when several requests are in flight by twice as
+    many prompts as are in flight, so that a change of the machine's speed meets them all.
 
     Args:
         on_request: called after each finished request.
@@ -146,8 +146,9 @@ def measure_decoding(
     for core in cores.values():
         core.warm_up()
     figures: dict[tuple[str, str], DecodeFigures] = {}
-    batches = [workload.prompts] if workload.concurrency > 1 else [[p] for p in workload.prompts]
-    for number, batch in enumerate(batches):
+    size = 2 * workload.concurrency if workload.concurrency > 1 else 1
+    for number in range(0, len(workload.prompts), size):
+        batch = workload.prompts[number : number + size]
         for label, core in cores.items():
             requests = [
                 _request(core, number + index, prompt, workload)

@@ -171,7 +171,7 @@ class GoodputPolicy:
         if self._target.num_observed < _PASSES_BEFORE_TRUST:
             choices = FixedPolicy(self._first_length).choose(candidates, other_rows)
         else:
-            choices = self._best(candidates, len(candidates) + other_rows)
+            choices = self._best(candidates, other_rows)
         for candidate, choice in zip(candidates, choices, strict=True):
             self._last[candidate.request_id] = choice
         return choices
@@ -223,10 +223,11 @@ class GoodputPolicy:
             },
         }
 
-    def _best(self, candidates: Sequence[Candidate], base_rows: int) -> list[Choice]:
+    def _best(self, candidates: Sequence[Candidate], other_rows: int) -> list[Choice]:
+        base_rows = len(candidates) + other_rows
         choices = [self._last.get(c.request_id, PLAIN) for c in candidates]
         gains = [0.0] * len(candidates)
-        rate = self._rate_of(choices, gains, base_rows)
+        rate = self._rate_of(choices, gains)
         for _ in range(_ROUNDS):
             before = list(choices)
             for index, candidate in enumerate(candidates):
@@ -240,10 +241,10 @@ class GoodputPolicy:
                 choices[index], gains[index] = self._best_option(
                     candidate, base_rows + num_others, sharers, rate
                 )
-            rate = self._rate_of(choices, gains, base_rows)
+            rate = self._rate_of(choices, gains)
             if choices == before:
                 break
-        plain_rate = len(candidates) / float(self._target.seconds(base_rows))
+        plain_rate = len(candidates) / float(self._target.seconds(len(candidates)))
         if rate < _LEAST_SPEEDUP * plain_rate:
             choices, rate = [PLAIN] * len(candidates), plain_rate
         self._rate = rate
@@ -303,8 +304,10 @@ class GoodputPolicy:
         num_drafts = max(1.0, min(num_left, _FORESEEABLE_TOKENS) / _TOKENS_A_DRAFT)
         return float(cost.seconds(option.backlog)) / num_drafts
 
-    def _rate_of(self, choices: Sequence[Choice], gains: Sequence[float], base_rows: int) -> float:
-        seconds = float(self._target.seconds(base_rows + sum(c.expected_length for c in choices)))
+    def _rate_of(self, choices: Sequence[Choice], gains: Sequence[float]) -> float:
+        """Tokens per second of decoding: prompt rows cost the same whatever is drafted."""
+        num_rows = len(choices) + sum(c.expected_length for c in choices)
+        seconds = float(self._target.seconds(num_rows))
         for name, cost in self._costs.items():
             lengths = [c.expected_length for c in choices if c.drafter == name]
             if lengths and cost is not None:

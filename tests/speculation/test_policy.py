@@ -1,0 +1,33 @@
+"""The goodput policy's choices, where its surroundings change but its drafts don't."""
+
+from __future__ import annotations
+
+from engine.draft.policy import Candidate, Option
+from tests.speculation.simulated_server import SimulatedServer
+
+
+def compute_bound(rows: int) -> float:
+    return 0.05 + 0.006 * rows
+
+
+def drafted(server: SimulatedServer, *, prompt_rows: int) -> int:
+    candidates = [Candidate(name, (Option("model", 24),), 1000) for name in server.requests]
+    return sum(choice.expected_length for choice in server.policy.choose(candidates, prompt_rows))
+
+
+def test_prompt_rows_in_a_step_make_time_no_cheaper() -> None:
+    """A long step has few tokens a second, but a draft in it delays everyone as anywhere else."""
+    server = SimulatedServer(compute_bound, lambda rows: 0.012, num_running=8)
+    for rows in (64, 128, 256):
+        server.policy.observe_step(rows, compute_bound(rows))
+    server.run(60, acceptance=0.75)
+    assert drafted(server, prompt_rows=120) <= drafted(server, prompt_rows=0) + 1
+
+
+def test_one_request_drafts_beside_prompt_rows_as_it_does_without() -> None:
+    server = SimulatedServer(lambda rows: 0.05 + 0.002 * rows, lambda rows: 0.004)
+    for rows in (64, 128, 256):
+        server.policy.observe_step(rows, 0.05 + 0.002 * rows)
+    server.run(60, acceptance=0.9)
+    assert drafted(server, prompt_rows=0) >= 4
+    assert drafted(server, prompt_rows=120) >= 4
