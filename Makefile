@@ -1,4 +1,5 @@
 # Two commands: `make serve` and `make test`. Both make what is missing and nothing else.
+# `make docs` brings the generated parts of docs/ up to date and builds the site into build/docs.
 #
 #   PORT=8000                      port to serve on
 #   CONFIG=configs/default.yaml    configuration file
@@ -18,7 +19,7 @@ INSTALL_INPUTS := pyproject.toml constraints.txt $(wildcard CMakeLists.txt) $(NA
 INSTALL := PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install \
 	--disable-pip-version-check
 
-.PHONY: serve test lint install clean
+.PHONY: serve test lint docs install clean
 .DELETE_ON_ERROR:
 
 serve: $(VENV)/.installed
@@ -31,6 +32,10 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: install
+	$(BIN)/python docs/generate.py
+	$(BIN)/python -m mkdocs build --strict
 
 install: $(VENV)/.installed-dev
 

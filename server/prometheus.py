@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping
 from itertools import accumulate, zip_longest
 
@@ -46,12 +47,20 @@ class HttpCollector(Collector):
         yield own.gauge(
             "http_requests_in_progress", "HTTP requests being answered.", self._counts.in_progress
         )
+        yield own.gauge("event_loop_tasks", "Tasks of the server's event loop.", _num_tasks())
         yield own.counter(
             "http_requests",
             "HTTP requests answered (status 499: the client went away first).",
             {(*labels,): count for labels, count in self._counts.answered.items()},
             ("method", "route", "status"),
         )
+
+
+def _num_tasks() -> int:
+    try:
+        return len(asyncio.all_tasks())
+    except RuntimeError:  # asked from outside the event loop
+        return 0
 
 
 class EngineCollector(Collector):
@@ -205,7 +214,11 @@ def _speculation(
     for name, description, values in (
         ("num_drafts", "Drafts verified.", {k: d.drafts for k, d in named.items()}),
         ("num_draft_tokens", "Tokens drafted.", {k: d.draft_tokens for k, d in named.items()}),
-        ("num_accepted_tokens", "Accepted.", {k: d.accepted_tokens for k, d in named.items()}),
+        (
+            "num_accepted_tokens",
+            "Draft tokens accepted.",
+            {k: d.accepted_tokens for k, d in named.items()},
+        ),
     ):
         yield families.counter(f"spec_decode_{name}", description, values, labels)
     yield families.counter(
@@ -246,7 +259,7 @@ def _own_only(families: _Families, metrics: EngineMetrics) -> Iterator[Metric]:
     for name, description, value in (
         (
             "target_passes",
-            "Decoding slices the target computed; generation_tokens per pass tell its worth.",
+            "Decoding slices the target computed; generation_tokens over it: tokens a pass.",
             metrics.target_passes,
         ),
         (

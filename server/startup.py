@@ -90,7 +90,8 @@ def _room(summary: EngineSummary, config: Config) -> Iterator[tuple[int, int]]:
 def _limits(config: Config) -> dict[str, Any]:
     scheduler = config.scheduler
     queues = {"max_running": scheduler.max_running, "max_waiting": scheduler.max_waiting}
-    return queues | config.limits.model_dump(mode="json")
+    admission = config.admission.model_dump(mode="json", exclude_none=True)
+    return queues | admission | config.limits.model_dump(mode="json")
 
 
 def _advised(summary: EngineSummary) -> dict[str, float]:

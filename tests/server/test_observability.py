@@ -219,5 +219,7 @@ def test_start_up_summary(log, log_format):
     assert rows["KV cache"] == ("4096 tokens in 96 MiB; requests that fit: 4 of 1024, 6 of 512")
     assert rows["context"].startswith("1024 tokens")
     assert rows["drafters"] == "predicted, ngram; policy auto"
-    assert rows["limits"].startswith("max_running=6, max_waiting=9, max_body_bytes=")
+    assert rows["limits"].startswith("max_running=6, max_waiting=9, ")
+    assert "drain_timeout=20.0" in rows["limits"]
+    assert "max_choices=7" in rows["limits"]
     assert rows["sampling"] == "temperature=0.7, top_k=20 (the model's advice)"
