@@ -9,26 +9,30 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import httpx
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from loadtest import acceptance
+from loadtest import acceptance, overload, soak
 from loadtest.client import Client, Record
 from loadtest.load import Amount, Sender, closed_loop, open_loop, poisson_arrivals
 from loadtest.output import show, to_json
 from loadtest.report import Limits, Report, parse_limits, summarize
 from loadtest.suites import Entry, SuiteError, read_suite
+from loadtest.target import TargetError, first_model, open_target
 
+_OTHER_TESTS: dict[str, Callable[[Sequence[str]], int]] = {
+    "soak": soak.main,
+    "overload": overload.main,
+}
 DEFAULT_SUITE = Path(__file__).parent / "suites" / "mixed.jsonl"
 
 
-class LoadTestError(Exception):
-    """The test can't run; the message is one readable line."""
-
-
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m loadtest", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest",
+        description=__doc__,
+        epilog="other tests: `python -m loadtest soak --help` and `... overload --help`",
+    )
     parser.add_argument("base_url", metavar="BASE_URL", help="such as http://127.0.0.1:8000")
     parser.add_argument("--model", help="default: the first that the server lists")
     parser.add_argument(
@@ -94,17 +98,12 @@ async def run(arguments: argparse.Namespace, limits: Limits, console: Console) -
 
     Raises:
         SuiteError: the suite can't be read.
-        LoadTestError: the server can't be reached or lists no model, or no request was sent.
+        TargetError: the server can't be reached or lists no model, or no request was sent.
     """
     suite = read_suite(arguments.suite)
-    async with httpx.AsyncClient(
-        base_url=arguments.base_url.rstrip("/").removesuffix("/v1"),
-        headers={"Authorization": f"Bearer {arguments.api_key}"},
-        timeout=httpx.Timeout(arguments.timeout, pool=None),
-        limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
-    ) as http:
+    async with open_target(arguments.base_url, arguments.api_key, arguments.timeout) as http:
         body = {
-            "model": arguments.model or await _first_model(http),
+            "model": arguments.model or await first_model(http),
             "max_tokens": arguments.max_tokens,
             "temperature": arguments.temperature,
             **arguments.extra,
@@ -120,20 +119,9 @@ async def run(arguments: argparse.Namespace, limits: Limits, console: Console) -
         records = await _measure(arguments, suite, client, console)
         after = await acceptance.scrape(http)
     if not records:
-        raise LoadTestError(f"no entry began within {arguments.duration:g} s")
+        raise TargetError(f"no entry began within {arguments.duration:g} s")
     counted = None if before is None or after is None else acceptance.between(before, after)
     return summarize(records, limits, counted)
-
-
-async def _first_model(http: httpx.AsyncClient) -> str:
-    try:
-        response = await http.get("/v1/models")
-        response.raise_for_status()
-        return str(response.json()["data"][0]["id"])
-    except httpx.HTTPError as error:
-        raise LoadTestError(f"{http.base_url}: {error}") from error
-    except (ValueError, LookupError, TypeError) as error:
-        raise LoadTestError(f"{http.base_url}: lists no model; name one with --model") from error
 
 
 async def _measure(
@@ -160,6 +148,9 @@ async def _measure(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns 0 when every request was answered, 1 when some failed, 2 when none could be sent."""
+    argv = sys.argv[1:] if argv is None else argv
+    if argv and argv[0] in _OTHER_TESTS:
+        return _OTHER_TESTS[argv[0]](argv[1:])
     parser = make_parser()
     arguments = parser.parse_args(argv)
     try:
@@ -169,7 +160,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     console = Console(stderr=True)
     try:
         report = asyncio.run(run(arguments, limits, console))
-    except (SuiteError, LoadTestError) as error:
+    except (SuiteError, TargetError) as error:
         console.print(f"loadtest: error: {error}", style="red", markup=False)
         return 2
     show(report, Console())

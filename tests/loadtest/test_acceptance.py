@@ -5,12 +5,13 @@ from prometheus_client import generate_latest
 
 from engine.metrics import DrafterMetrics
 from loadtest.acceptance import Acceptance, DrafterFigures, between, parse, scrape
+from server.observer import HttpCounts
 from server.prometheus import make_registry
 from tests.server.scripted_engine import ScriptedEngine
 
 
 def exposition(engine: ScriptedEngine) -> str:
-    return generate_latest(make_registry(engine, vllm_names=True)).decode()
+    return generate_latest(make_registry(engine, HttpCounts(), vllm_names=True)).decode()
 
 
 async def test_counts_what_the_server_exposes() -> None:
