@@ -158,6 +158,16 @@ class RecoveryConfig(Section):
     )
 
 
+class CorsConfig(Section):
+    """Web pages of other origins."""
+
+    allow_origins: tuple[Annotated[str, Field(pattern=r"^(\*|https?://[^/*]+)$")], ...] = Field(
+        (),
+        description="origins, such as https://example.com, whose pages may read answers; "
+        "'*': all; default: none",
+    )
+
+
 class AdmissionConfig(Section):
     """Who is let in, and how long a request may take."""
 
@@ -198,6 +208,12 @@ class AdmissionConfig(Section):
 class MetricsConfig(Section):
     """Prometheus exposition."""
 
+    port: Annotated[int, Field(ge=0, le=65535)] | None = Field(
+        None,
+        description="port of its own for /metrics, without API keys (0: any free one); default: "
+        "with everything else, behind the keys",
+    )
+    host: str | None = Field(None, description="address of that port; default: `host`")
     vllm_names: bool = Field(
         False, description="also expose serving and speculation figures under vLLM's metric names"
     )
@@ -252,6 +268,12 @@ class Config(BaseSettings):
         description="file with one API key a line, KEY or NAME:KEY; keys may also stand in the "
         "environment variable SLIPSTREAM_API_KEY, separated by commas; default: no key is needed",
     )
+    ssl_certfile: Path | None = Field(
+        None, description="PEM file with the server's certificate chain; then it speaks HTTPS"
+    )
+    ssl_keyfile: Path | None = Field(
+        None, description="PEM file with its key; default: the key is in ssl_certfile"
+    )
     device: DeviceName = Field("auto", description="auto: a GPU if there is one")
     dtype: DtypeName = Field(
         "auto", description="weights and KV; auto: float32 on a CPU, bfloat16 on a GPU"
@@ -281,8 +303,15 @@ class Config(BaseSettings):
     admission: AdmissionConfig = Field(
         AdmissionConfig(), description="who is let in, and how long a request may take"
     )
+    cors: CorsConfig = Field(CorsConfig(), description="web pages of other origins")
     metrics: MetricsConfig = Field(MetricsConfig(), description="Prometheus exposition")
     tracing: TracingConfig = Field(TracingConfig(), description="OpenTelemetry traces")
+
+    @model_validator(mode="after")
+    def _key_needs_certificate(self) -> Config:
+        if self.ssl_keyfile is not None and self.ssl_certfile is None:
+            raise ValueError("ssl_keyfile: needs ssl_certfile too")
+        return self
 
     @classmethod
     def settings_customise_sources(

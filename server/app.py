@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
 from engine.async_engine import AsyncEngine, EngineState
-from engine.config import Config
+from engine.config import Config, CorsConfig
 from server import VERSION
 from server.admission import Admission, AdmissionMiddleware
 from server.api_keys import ApiKeys
@@ -52,7 +53,6 @@ _ROUTERS = (
     speculation.router,
     version.router,
     health.router,
-    metrics.router,
 )
 
 OnLoaded = Callable[[BaseException | None], None]
@@ -97,6 +97,7 @@ def create_app(
             await asyncio.to_thread(tracing.shutdown)
 
     counts = HttpCounts()
+    routers = _ROUTERS if config.metrics.port is not None else (*_ROUTERS, metrics.router)
     admission = Admission(config.admission)
     app = FastAPI(
         title="Slipstream",
@@ -107,10 +108,11 @@ def create_app(
             Middleware(RequestIdMiddleware),
             Middleware(
                 ObserverMiddleware,
-                routes=_routes(),
+                routes=_routes(routers),
                 counts=counts,
                 traces=tracing,
             ),
+            *_cors(config.cors),
             Middleware(CatchAllMiddleware),
             Middleware(
                 HeaderLimitMiddleware,
@@ -125,13 +127,28 @@ def create_app(
     app.state.context = ServerContext(engine, config, admission)
     app.state.metrics_registry = make_registry(engine, counts, vllm_names=config.metrics.vllm_names)
     add_error_handlers(app)
-    for router in _ROUTERS:
+    for router in routers:
         app.include_router(router)
     return app
 
 
-def _routes() -> list[Route]:
-    return [r for router in _ROUTERS for r in router.routes if isinstance(r, Route)]
+def _routes(routers: Sequence[APIRouter]) -> list[Route]:
+    return [r for router in routers for r in router.routes if isinstance(r, Route)]
+
+
+def _cors(config: CorsConfig) -> list[Middleware]:
+    """Outside of the key check: browsers ask for permission without the key."""
+    if not config.allow_origins:
+        return []
+    return [
+        Middleware(
+            CORSMiddleware,
+            allow_origins=config.allow_origins,
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["*"],
+            expose_headers=["Retry-After", "X-Request-Id"],
+        )
+    ]
 
 
 async def _load(engine: AsyncEngine, on_loaded: OnLoaded) -> None:

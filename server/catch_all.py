@@ -7,6 +7,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from server.errors import to_api_error
 
 
+class BrokenResponseError(RuntimeError):
+    """A response had begun when something failed: the connection must be cut. It is in the log."""
+
+
 class CatchAllMiddleware:
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -25,6 +29,7 @@ class CatchAllMiddleware:
         try:
             await self._app(scope, receive, send_noting_start)
         except Exception as error:
+            answer = to_api_error(error)
             if started:
-                raise
-            await to_api_error(error).to_response(scope["path"])(scope, receive, send)
+                raise BrokenResponseError from None
+            await answer.to_response(scope["path"])(scope, receive, send)

@@ -11,6 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from engine.request import EngineDeadError, QueueFullError, RequestError
+from server.private_traceback import private_traceback
 from server.schemas.common import ErrorBody, ErrorDetail
 from server.schemas.messages import AnthropicError, AnthropicErrorDetail
 
@@ -104,8 +105,16 @@ def to_api_error(error: Exception) -> ApiError:
             return ApiError(503, ENGINE_UNAVAILABLE, code="engine_unavailable")
         case RequestValidationError():
             return _validation_error(error.errors())
-    logger.error("unexpected error", exc_info=error)
+    log_unexpected(error)
     return ApiError(500, INTERNAL_ERROR)
+
+
+def log_unexpected(error: BaseException) -> None:
+    """Its message stays out of the log, unless that is for debugging: it may quote a prompt."""
+    if logger.isEnabledFor(logging.DEBUG):
+        logger.error("unexpected error", exc_info=error)
+    else:
+        logger.error("unexpected error\n%s", private_traceback(error))
 
 
 def in_api_terms(error: RequestError, names: Mapping[str, str]) -> RequestError:

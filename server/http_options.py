@@ -24,7 +24,9 @@ def http_options(app: ASGIApp, config: Config, *, shutdown_seconds: int) -> uvic
         ws="none",
         lifespan="on",
         log_config=None,
-        access_log=False,
+        access_log=False,  # it has client addresses; ObserverMiddleware logs requests
+        ssl_certfile=None if config.ssl_certfile is None else str(config.ssl_certfile),
+        ssl_keyfile=None if config.ssl_keyfile is None else str(config.ssl_keyfile),
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,

@@ -17,6 +17,7 @@ from server.app import create_app
 from server.context import ServerContext
 from server.drain import DrainingServer
 from server.http_options import http_options
+from server.metrics_server import metrics_served
 from server.process import url_of
 from server.startup import log_ready
 from server.tracing import make_tracing
@@ -47,14 +48,23 @@ def make_engine(config: Config) -> AsyncEngine:
     return AsyncEngine(load, max_requests=max_requests, recovery=config.recovery)
 
 
-def serve(config: Config, engine: AsyncEngine, listener: socket.socket, keys: ApiKeys) -> None:
+def serve(
+    config: Config,
+    engine: AsyncEngine,
+    listener: socket.socket,
+    keys: ApiKeys,
+    metrics_listener: socket.socket | None = None,
+) -> None:
     """Serve until a stop signal.
+
+    Args:
+        metrics_listener: for /metrics alone; None: it is with everything else.
 
     Raises:
         ConfigError: keys that don't fit the model or the machine.
         LoadError: the model can't be loaded.
     """
-    asyncio.run(_serve(config, engine, listener, keys))
+    asyncio.run(_serve(config, engine, listener, keys, metrics_listener))
     if not engine.state.has_ended:
         # A load, a step that hangs, a second signal: the engine's thread must not meet a half-ended
         # interpreter.
@@ -63,9 +73,14 @@ def serve(config: Config, engine: AsyncEngine, listener: socket.socket, keys: Ap
 
 
 async def _serve(
-    config: Config, engine: AsyncEngine, listener: socket.socket, keys: ApiKeys
+    config: Config,
+    engine: AsyncEngine,
+    listener: socket.socket,
+    keys: ApiKeys,
+    metrics_listener: socket.socket | None,
 ) -> None:
-    url = url_of(listener)
+    tls = config.ssl_certfile is not None
+    url = url_of(listener, tls=tls)
     tracing = make_tracing(config.tracing)
     failures: list[BaseException] = []
 
@@ -85,9 +100,12 @@ async def _serve(
         config.admission.drain_timeout,
     )
     logger.info("listening on %s, loading %s", url, config.model)
-    with suppress(SystemExit):
-        # Uvicorn raises the signal that stopped it once more when it is done.
-        await server.serve(sockets=[listener])
+    if metrics_listener is not None:
+        logger.info("metrics on %s/metrics", url_of(metrics_listener, tls=tls))
+    async with metrics_served(app.state.metrics_registry, config, metrics_listener):
+        with suppress(SystemExit):
+            # Uvicorn raises the signal that stopped it once more when it is done.
+            await server.serve(sockets=[listener])
     for failure in failures:
         if isinstance(failure, ConfigError):
             raise failure
