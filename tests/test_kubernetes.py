@@ -66,9 +66,8 @@ def test_names_and_labels_fit_together(objects, container):
     assert objects["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"] == labels
     target = objects["HorizontalPodAutoscaler"]["spec"]["scaleTargetRef"]
     assert (target["kind"], target["name"]) == ("Deployment", deployment["metadata"]["name"])
-    [port] = container["ports"]
     [served] = objects["Service"]["spec"]["ports"]
-    assert served["targetPort"] == port["name"]
+    assert served["targetPort"] == container["ports"][0]["name"] == "http"
     volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
     assert {mount["name"] for mount in container["volumeMounts"]} == set(volumes)
     assert volumes["config"]["configMap"]["name"] == objects["ConfigMap"]["metadata"]["name"]
@@ -81,7 +80,10 @@ def test_the_server_understands_its_configuration(container, config):
     mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
     assert str(arguments.config.parent) == mounts["config"]
     assert config.host == "0.0.0.0"
-    assert config.port == container["ports"][0]["containerPort"]
+    assert [port["containerPort"] for port in container["ports"]] == [
+        config.port,
+        config.metrics.port,
+    ]
 
 
 def test_everything_runs_without_rights(objects, container):
@@ -109,6 +111,12 @@ async def test_probes_ask_what_the_server_answers_without_a_key(container):
             assert asked["port"] == container["ports"][0]["name"]
             assert asked["path"].partition("?")[0] == "/health"
             assert (await http.get(asked["path"])).status_code == 200, probe
+
+
+def test_prometheus_is_told_the_metrics_port(objects, config):
+    notes = objects["Deployment"]["spec"]["template"]["metadata"]["annotations"]
+    assert notes["prometheus.io/scrape"] == "true"
+    assert notes["prometheus.io/port"] == str(config.metrics.port)
 
 
 def test_the_autoscaler_s_metric_exists(objects):
