@@ -17,6 +17,7 @@ from server.app import create_app
 from server.context import ServerContext
 from server.drain import DrainingServer
 from server.http_options import http_options
+from server.load_errors import load_failure
 from server.metrics_server import metrics_served
 from server.process import url_of
 from server.startup import log_ready
@@ -109,12 +110,4 @@ async def _serve(
     for failure in failures:
         if isinstance(failure, ConfigError):
             raise failure
-        raise LoadError(_one_line(failure)) from failure
-
-
-def _one_line(error: BaseException) -> str:
-    """The message, with its type where the engine did not word it for people."""
-    message = " ".join(str(error).split())
-    if type(error).__module__.startswith("engine.") and message:
-        return message
-    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+        raise LoadError(load_failure(failure)) from failure

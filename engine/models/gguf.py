@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
+from safetensors import SafetensorError
 
+from engine.models.folder_check import check_folder
 from engine.models.gguf_header import GgufError, GgufHeader, read_header
-from engine.models.source import ModelFiles, ModelSourceError, cache_folder
+from engine.models.source import ModelFiles, ModelSourceError, cache_folder, writing_to_cache
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +26,10 @@ _FORMAT_VERSION = 2
 """Raised whenever what is written into the converted folders changes."""
 
 _HASHED_BYTES = 1 << 20
+_CONVERSION_ERRORS = (GgufError, NotImplementedError, ValueError, SafetensorError)
+"""The last tells, among others, of a full disk."""
+_METADATA_ERRORS = (LookupError, TypeError, AttributeError, ArithmeticError)
+"""What the conversion meets in metadata of the wrong type or out of range."""
 _END_OF_TEXT = (
     "<|endoftext|>",
     "<|end_of_text|>",
@@ -47,9 +53,11 @@ def hf_folder(files: ModelFiles) -> Path:
     there at once.
 
     Raises:
-        ModelSourceError: the file can't be converted; says why.
+        ModelSourceError: the file can't be converted, the cache can't be written or the folder is
+            damaged; says why.
     """
     if not files.is_gguf:
+        check_folder(files.weights)
         return files.weights
     path = files.weights
     return _converted(
@@ -84,8 +92,7 @@ def _converted(path: Path, suffix: str, message: str, write: Callable[[Path, Pat
     folder = cache_folder() / "converted" / f"{path.stem}-{_content_key(path)}{suffix}"
     if folder.is_dir():
         return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder.with_name(f"{folder.name}.lock")):
+    with writing_to_cache(folder.parent), FileLock(folder.with_name(f"{folder.name}.lock")):
         if folder.is_dir():
             return folder
         logger.info("%s ...", message)
@@ -94,9 +101,14 @@ def _converted(path: Path, suffix: str, message: str, write: Callable[[Path, Pat
         partial.mkdir()
         try:
             write(path, partial)
-        except (GgufError, NotImplementedError, ValueError) as error:
-            shutil.rmtree(partial)
-            raise ModelSourceError(" ".join(str(error).split())) from error
+        except BaseException as error:
+            shutil.rmtree(partial, ignore_errors=True)
+            if isinstance(error, _CONVERSION_ERRORS):
+                raise ModelSourceError(" ".join(str(error).split())) from error
+            if isinstance(error, _METADATA_ERRORS):
+                detail = " ".join(f"{type(error).__name__}: {error}".split())
+                raise ModelSourceError(f"{path}: damaged GGUF metadata ({detail})") from error
+            raise
         partial.rename(folder)
     return folder
 

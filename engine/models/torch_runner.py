@@ -6,12 +6,15 @@ decoder does not know.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.utils import logging as transformers_logging
 
 from engine.models.paged_attention import ATTENTION_NAME, AttentionStep, KvCache
 from engine.models.runner import KvBudget, ModelInfo, UnsupportedModelError
@@ -67,13 +70,23 @@ class TorchRunner:
         """Load a Hugging Face folder with safetensors weights.
 
         Raises:
-            UnsupportedModelError: the architecture can't be served; names it.
+            UnsupportedModelError: the architecture can't be served; names it. Or the weights are
+                not those of the configuration.
         """
         config = AutoConfig.from_pretrained(folder)
         refuse_unsupported(config)
-        model = AutoModelForCausalLM.from_pretrained(
-            folder, config=config, dtype=dtype, attn_implementation=ATTENTION_NAME
-        )
+        with _without_load_report():
+            model, report = AutoModelForCausalLM.from_pretrained(
+                folder,
+                config=config,
+                dtype=dtype,
+                attn_implementation=ATTENTION_NAME,
+                use_safetensors=True,
+                trust_remote_code=False,
+                ignore_mismatched_sizes=True,  # the report tells of them
+                output_loading_info=True,
+            )
+        _refuse_incomplete(report)
         return cls(model.to(device), budget)
 
     @property
@@ -128,6 +141,27 @@ class TorchRunner:
                 f"architecture {name} can't be served: not every layer attends through the "
                 "attention interface"
             )
+
+
+@contextmanager
+def _without_load_report() -> Iterator[None]:
+    """Transformers logs a table of what does not fit; the error says it in one line."""
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+
+
+def _refuse_incomplete(report: Mapping[str, Any]) -> None:
+    """Transformers fills weights that it does not find with random numbers."""
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise UnsupportedModelError(f"the weights lack {missing[0]} ({len(missing)} in all)")
+    mismatched = sorted(str(key[0]) for key in report["mismatched_keys"])
+    if mismatched:
+        raise UnsupportedModelError(f"{mismatched[0]} has another shape than config.json tells")
 
 
 def refuse_unsupported(config: PreTrainedConfig) -> None:

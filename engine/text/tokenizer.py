@@ -15,6 +15,7 @@ from engine.text.generation_config import read_generation_config
 from engine.text.infill import InfillTokens
 from engine.text.vocabulary import UnsupportedTokenizerError, token_pieces
 
+_MAX_REASON = 200
 _PROBE = "Hello, world! 12 x\n"
 
 
@@ -57,8 +58,19 @@ class TextTokenizer:
 
     @classmethod
     def load(cls, folder: Path) -> TextTokenizer:
-        """Load from a Hugging Face folder; end tokens also from its generation config."""
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        """Load from a Hugging Face folder; end tokens also from its generation config.
+
+        Raises:
+            UnsupportedTokenizerError: it is damaged, missing or not a fast one.
+        """
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        # Damaged files make it raise whatever its parts do.
+        except Exception as error:
+            reason = " ".join(str(error).split())[:_MAX_REASON]
+            raise UnsupportedTokenizerError(
+                f"{folder}: its tokenizer can't be read: {reason}"
+            ) from error
         if not getattr(tokenizer, "is_fast", False):
             raise UnsupportedTokenizerError(f"{folder.name}: has no fast tokenizer")
         return cls(tokenizer, eos_ids=read_generation_config(folder).eos_ids)

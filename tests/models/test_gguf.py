@@ -92,6 +92,7 @@ class TestHeader:
 
 class TestConversion:
     def test_leaves_a_model_folder_as_it_is(self, tmp_path: Path) -> None:
+        (tmp_path / "config.json").write_text('{"model_type": "llama"}')
         files = ModelFiles("m", "m", tmp_path)
         assert hf_folder(files) == tmp_path
         assert torch_folder(files) == tmp_path

@@ -241,7 +241,6 @@ def test_request_that_outlasts_the_drain_time_ends_in_an_error():
     ("load", "message", "code"),
     [
         ('raise RuntimeError("a\\nb")', "can't load the model: RuntimeError: a b", 1),
-        ("raise MemoryError", "can't load the model: MemoryError", 1),
         (
             'from engine.models.source import ModelSourceError; raise ModelSourceError("no file")',
             "can't load the model: no file",
