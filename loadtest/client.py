@@ -123,18 +123,20 @@ class _Answer:
             self._done = True
             return
         try:
-            event = json.loads(data)
-        except ValueError as error:
+            self._take(json.loads(data), now)
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise _StreamError("malformed event") from error
+
+    def _take(self, event: Any, now: float) -> None:
         if "error" in event:
             raise _StreamError(f"error event: {event['error'].get('code') or 'no code'}")
-        self.usage = event.get("usage") or self.usage
-        for choice in event.get("choices", []):
+        self.usage = dict(event.get("usage") or self.usage)
+        for choice in event.get("choices") or []:
             self.finish_reason = choice.get("finish_reason") or self.finish_reason
             piece = choice.get("text") or (choice.get("delta") or {}).get("content")
             if piece:
                 self.chunk_times.append(now)
-                self.pieces.append(piece)
+                self.pieces.append(str(piece))
 
     def require_complete(self) -> None:
         if not self._done or self.finish_reason is None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 
 from engine.models.folder_check import check_folder
@@ -28,7 +29,9 @@ _FORMAT_VERSION = 2
 _HASHED_BYTES = 1 << 20
 _CONVERSION_ERRORS = (GgufError, NotImplementedError, ValueError, SafetensorError)
 """The last tells, among others, of a full disk."""
-_METADATA_ERRORS = (LookupError, TypeError, AttributeError, ArithmeticError)
+_METADATA_ERRORS = (
+    LookupError, TypeError, AttributeError, ArithmeticError, StrictDataclassError
+)  # fmt: skip
 """What the conversion meets in metadata of the wrong type or out of range."""
 _END_OF_TEXT = (
     "<|endoftext|>",

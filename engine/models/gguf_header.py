@@ -90,10 +90,11 @@ def read_header(path: Path) -> GgufHeader:
         raise GgufError(f"{path}: {error.strerror}") from error
     except (struct.error, EOFError) as error:
         raise GgufError(f"{path}: the GGUF file is cut short in its header") from error
-    except (UnicodeDecodeError, KeyError, ValueError) as error:
-        if isinstance(error, GgufError):
-            raise
-        raise GgufError(f"{path}: damaged GGUF header ({error})") from error
+    except GgufError:
+        raise
+    except (KeyError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
+        detail = " ".join(str(error).split())
+        raise GgufError(f"{path}: damaged GGUF header ({detail})") from error
 
 
 class _Cursor:

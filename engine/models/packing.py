@@ -167,6 +167,8 @@ def _plan(weights: WeightFiles, quantization: Quantization) -> list[_Entry]:
             raise UnsupportedModelError(f"{name} has {len(tensor.shape)} dimensions")
         entries.append(_Entry(name, format_, rows, cols, offset, size))
         offset += -(-size // _ALIGNMENT) * _ALIGNMENT
+    if not entries:
+        raise UnsupportedModelError("the model has no weights")
     return entries
 
 
