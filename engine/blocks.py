@@ -10,14 +10,20 @@ import numpy as np
 
 
 def extend_block_hashes(
-    hashes: list[bytes], token_ids: Sequence[int], block_size: int, num_tokens: int
+    hashes: list[bytes],
+    token_ids: Sequence[int],
+    block_size: int,
+    num_tokens: int,
+    scope: str = "",
 ) -> None:
     """Extend a chain of block digests to cover the full blocks among the first `num_tokens`.
 
-    A digest covers its block's tokens and, through its parent's digest, everything before them.
+    A digest covers its block's tokens and, through its parent's digest, everything before them and
+    the scope: equal tokens of two scopes have nothing in common.
     """
+    root = hashlib.blake2b(scope.encode(), digest_size=16).digest()
     for index in range(len(hashes), num_tokens // block_size):
-        parent = hashes[index - 1] if index else b""
+        parent = hashes[index - 1] if index else root
         tokens = np.asarray(token_ids[index * block_size : (index + 1) * block_size], np.int32)
         hashes.append(hashlib.blake2b(parent + tokens.tobytes(), digest_size=16).digest())
 

@@ -46,6 +46,11 @@ class KvConfig(Section):
         0.85, gt=0, le=0.98, description="share of free GPU memory the KV blocks may take"
     )
     prefix_cache: bool = Field(True, description="reuse the KV blocks of equal prompt prefixes")
+    prefix_cache_scope: Literal["client", "server"] = Field(
+        "client",
+        description="client: only among requests of one API key (or name of keys); server: among "
+        "all, so that a client can find out by speed or usage what others have asked",
+    )
 
 
 class SchedulerConfig(Section):

@@ -184,6 +184,8 @@ class GenerationRequest:
     grammar: GrammarSpec | None = None
     client: str = ""
     """Whose request it is; clients share the engine fairly."""
+    cache_scope: str = ""
+    """It shares cached prompt prefixes only with requests of the same scope."""
     priority: int = 0
     """Requests with a lower one are served first."""
     queue_timeout: float | None = None

@@ -286,7 +286,11 @@ class Scheduler:
 
     def _extend_hashes(self, sequence: TokenSequence, num_tokens: int) -> None:
         extend_block_hashes(
-            sequence.block_hashes, sequence.token_ids, self.pool.block_size, num_tokens
+            sequence.block_hashes,
+            sequence.token_ids,
+            self.pool.block_size,
+            num_tokens,
+            sequence.request.cache_scope,
         )
 
     def _extend_blocks(self, sequence: TokenSequence, num_tokens: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import time
 from dataclasses import dataclass, field, replace
 from typing import Annotated
@@ -40,6 +41,15 @@ class ServerContext:
                 param="model",
                 code="model_not_found",
             )
+
+    def cache_scope(self, salt: str | None) -> str:
+        """Among which requests cached prompt prefixes may be shared.
+
+        Args:
+            salt: of the request, if it has one.
+        """
+        shared = self.config.kv.prefix_cache_scope == "server"
+        return json.dumps(["" if shared else self.ticket.client, salt or ""])
 
     def response_head(self, response_id: str) -> ResponseHead:
         name = self.engine.card.name

@@ -39,6 +39,7 @@ class PreparedPrompt:
     prediction: str | None
     grammar: GrammarSpec | None = None
     priority: int = 0
+    cache_scope: str = ""
 
 
 class Generation:
@@ -94,6 +95,7 @@ class Generation:
                         speculation=prompt.speculation,
                         grammar=prompt.grammar,
                         client=ticket.client,
+                        cache_scope=prompt.cache_scope,
                         priority=prompt.priority,
                         queue_timeout=ticket.queue_timeout,
                     )

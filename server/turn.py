@@ -86,5 +86,6 @@ async def prepare_turn(
         prediction=prediction_text(fields, engine.limits.max_context),
         grammar=await prepare_grammar(fields, context, answer_format.prelude, calls),
         priority=priority(fields, context.config.admission),
+        cache_scope=context.cache_scope(fields.cache_salt),
     )
     return Turn(prompt, answer_format)

@@ -90,11 +90,11 @@ class DraftModel:
         for rows, seconds in time_passes(self.runner, _WARM_UP_ROWS):
             self.cost.observe(rows, seconds)
 
-    def start(self, token_ids: Iterable[int]) -> DraftTokens:
-        """Take up a request, reusing the blocks of an equal prefix."""
+    def start(self, token_ids: Iterable[int], scope: str = "") -> DraftTokens:
+        """Take up a request, reusing the blocks of an equal prefix of the same cache scope."""
         prompt = list(token_ids)
         hashes: list[bytes] = []
-        extend_block_hashes(hashes, prompt, self._pool.block_size, len(prompt))
+        extend_block_hashes(hashes, prompt, self._pool.block_size, len(prompt), scope)
         tokens = DraftTokens(prompt, len(prompt), hashes)
         # The last token is always computed: its logits are needed.
         num_reusable = max(0, len(prompt) - 1) // self._pool.block_size

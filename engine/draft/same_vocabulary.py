@@ -104,7 +104,7 @@ class ModelDrafter(FollowingDrafter[_Follower]):
         follower = self._followers.get(sequence.request_id)
         if follower is None:
             prompt = sequence.token_ids[: sequence.num_prompt]
-            follower = _Follower(self.model.start(prompt))
+            follower = _Follower(self.model.start(prompt, sequence.request.cache_scope))
             self._followers[sequence.request_id] = follower
         new = sequence.token_ids[follower.num_committed :]
         follower.lost = follower.lost or any(i >= self.model.vocab_size for i in new)

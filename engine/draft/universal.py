@@ -97,7 +97,8 @@ class UniversalDrafter(FollowingDrafter[_Follower]):
         follower = self._followers.get(sequence.request_id)
         if follower is None:
             prompt_ids = encode_prompt(sequence.request.source, self._tokenizer)
-            follower = _Follower(self.model.start(prompt_ids), len(prompt_ids))
+            tokens = self.model.start(prompt_ids, sequence.request.cache_scope)
+            follower = _Follower(tokens, len(prompt_ids))
             follower.lost = not prompt_ids or max(prompt_ids) >= self.model.vocab_size
             self._followers[sequence.request_id] = follower
         return follower

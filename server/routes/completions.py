@@ -151,6 +151,7 @@ async def _prepare(
         prediction=prediction_text(body, engine.limits.max_context),
         grammar=await prepare_grammar(body, context),
         priority=priority(body, context.config.admission),
+        cache_scope=context.cache_scope(body.cache_salt),
     )
 
 

@@ -94,6 +94,11 @@ class SamplingFields(StructuredFields):
     prediction: Prediction | None = None
     speculation: SpeculationOptions | None = None
     acceptance: AcceptanceOptions | None = None
+    cache_salt: str | None = Field(
+        None,
+        min_length=1,
+        description="cached prompt prefixes are shared only among requests with the same one",
+    )
     priority: int | None = Field(
         None, ge=-(2**31), le=2**31 - 1, description="requests with a lower one are served first"
     )

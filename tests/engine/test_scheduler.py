@@ -125,6 +125,16 @@ def test_equal_prompt_reuses_all_blocks_but_the_last_token() -> None:
     assert (scheduler.counters.prefix_queries, scheduler.counters.prefix_hits) == (16, 4)
 
 
+def test_cached_prefixes_are_shared_within_a_scope_only() -> None:
+    scheduler = make_scheduler()
+    cached = {}
+    for name, scope in (("a", "ann"), ("b", "ben"), ("c", "ann"), ("d", "")):
+        sequence = scheduler.add(replace(make_request(range(8), name), cache_scope=scope))
+        commit_all(scheduler, scheduler.schedule({}))
+        cached[name] = sequence.num_cached
+    assert cached == {"a": 0, "b": 0, "c": 4, "d": 0}
+
+
 def test_prompt_logprobs_want_every_row_and_take_no_cache_hit() -> None:
     scheduler = make_scheduler()
     scheduler.add(make_request(range(8), "first"))

@@ -145,6 +145,30 @@ class TestWhatTheEngineIsTold:
                 told = engine.submitted[-1]
                 assert (told.client, told.priority, told.queue_timeout) == ("ben", -3, 7.5)
 
+    @pytest.mark.parametrize("scope", ["client", "server"])
+    async def test_scope_of_cached_prefixes(self, engine, scope):
+        app = create_app(engine, Config(kv={"prefix_cache_scope": scope}), keys=KEYS)
+        messages = [{"role": "user", "content": "a"}]
+        scopes = []
+        async with make_client(app) as http:
+            for headers in (ANN, BEN, {"x-api-key": "ann-second"}):
+                for salt in ({}, {"cache_salt": "s"}):
+                    bodies = (
+                        ("/v1/completions", {**BODY, **salt}),
+                        ("/v1/chat/completions", {**BODY, "messages": messages, **salt}),
+                        ("/v1/responses", {"model": "tiny/model", "input": "a", **salt}),
+                    )
+                    for path, body in bodies:
+                        response = await http.post(path, json=body, headers=headers)
+                        assert response.status_code == 200, response.text
+                    told = {request.cache_scope for request in engine.submitted[-3:]}
+                    assert len(told) == 1
+                    scopes += told
+        ann, ann_salted, ben, ben_salted, *ann_second = scopes
+        assert ann_second == [ann, ann_salted]
+        assert ann != ann_salted
+        assert (ann == ben) == (ann_salted == ben_salted) == (scope == "server")
+
     async def test_without_keys_and_settings(self, client, engine):
         await client.complete()
         told = engine.submitted[-1]
