@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from transformers import CONFIG_MAPPING
+
 from engine.models.source import ModelSourceError
 
 _LENGTH_BYTES = 8
@@ -33,6 +35,11 @@ def _check_config(path: Path) -> None:
         raise ModelSourceError(f"{path}: not valid JSON ({error})") from error
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise ModelSourceError(f"{path}: not a model's configuration: it has no model_type")
+    if "auto_map" in config and config["model_type"] not in CONFIG_MAPPING:
+        raise ModelSourceError(
+            f"{path}: a model of type {config['model_type'][:64]!r} needs code of its own, which "
+            "is never run"
+        )
 
 
 def _check_safetensors(path: Path) -> None:

@@ -73,7 +73,7 @@ class TorchRunner:
             UnsupportedModelError: the architecture can't be served; names it. Or the weights are
                 not those of the configuration.
         """
-        config = AutoConfig.from_pretrained(folder)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         refuse_unsupported(config)
         with _without_load_report():
             model, report = AutoModelForCausalLM.from_pretrained(

@@ -67,9 +67,11 @@ class TextTokenizer:
             tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         # Damaged files make it raise whatever its parts do.
         except Exception as error:
-            reason = " ".join(str(error).split())[:_MAX_REASON]
+            reason = " ".join(str(error).split())
+            if "custom code" in reason:
+                reason = "it needs code of its own, which is never run"
             raise UnsupportedTokenizerError(
-                f"{folder}: its tokenizer can't be read: {reason}"
+                f"{folder}: its tokenizer can't be read: {reason[:_MAX_REASON]}"
             ) from error
         if not getattr(tokenizer, "is_fast", False):
             raise UnsupportedTokenizerError(f"{folder.name}: has no fast tokenizer")

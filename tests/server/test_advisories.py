@@ -1,0 +1,295 @@
+"""Published weaknesses of other model servers, looked for in this one.
+
+More of them are tested where they belong: Host-header tricks and the timing of key comparison in
+test_api_keys, huge `n` and giant headers in test_limits, penalties under speculation in
+tests/speculation/test_known_faults, patterns that blow up in test_http_tools and
+tests/e2e/test_structured_output, pickled weights in tests/models/test_source.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import json
+import shutil
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from engine.async_engine import AsyncEngine
+from engine.build import load_parts
+from engine.config import Config
+from engine.request import ChatOptions, GrammarSpec, RequestError
+from engine.sampling.grammar import Grammars
+from engine.text.tokenizer import TextTokenizer
+from server.load_errors import load_failure
+from tests.tiny_models import make_tokenizer
+
+ROOT = Path(__file__).parent.parent.parent
+HI = {"role": "user", "content": "hi"}
+
+
+class TestTemplates:
+    """A template comes with a model from strangers: it must not run code."""
+
+    @pytest.mark.parametrize(
+        "expression",
+        [
+            "''.__class__.__mro__[1].__subclasses__()",
+            "messages.__class__.__init__.__globals__",
+            "self.__init__.__globals__",
+            "cycler.__init__.__globals__.os.system('touch ' ~ marker)",
+            "lipsum.__globals__['os'].popen('touch ' ~ marker).read()",
+            "joiner.__init__.__globals__.os.remove(marker)",
+            "raise_exception.__globals__",
+            "namespace.__init__.__globals__['__builtins__']",
+            "''['__class__']['__mro__']",
+            "'{0.__class__.__init__.__globals__}'.format(messages)",
+            "('%s' % ''|attr('__class__')).foo.bar",
+            "''|attr('\\x5f\\x5fclass\\x5f\\x5f')|attr('mro')()",
+            "messages.append(1)",
+            "messages.clear()",
+            "messages[0].update(x=1)",
+            "range(10 ** 9)|list",
+            "import('os')",
+            "open('/etc/passwd').read()",
+        ],
+    )
+    def test_code_is_not_reached(self, expression: str, tmp_path: Path) -> None:
+        marker = tmp_path / "marker"
+        fast = make_tokenizer("byte_level", 400)
+        fast.chat_template = f"{{% set marker = '{marker}' %}}{{{{ {expression} }}}}"
+        tokens = TextTokenizer(fast)
+        messages = [dict(HI)]
+        text = ""
+        with suppress(RequestError):
+            text = tokens.decode(tokens.encode_chat(messages, ChatOptions()))
+        for leak in ("<class", "function", "module", "root:", "builtins", "globals"):
+            assert leak not in text
+        assert messages == [HI]
+        assert not marker.exists()
+
+    @pytest.mark.parametrize("statement", ["{% include '/etc/passwd' %}", "{% import 'os' as o %}"])
+    def test_files_are_not_reached(self, statement: str) -> None:
+        fast = make_tokenizer("byte_level", 400)
+        fast.chat_template = statement
+        with pytest.raises(RequestError):
+            TextTokenizer(fast).encode_chat([HI], ChatOptions())
+
+    @pytest.mark.parametrize(
+        "fields",
+        [
+            {"chat_template": "{{ 1 }}"},
+            {"chat_template_kwargs": {"chat_template": "{{ 1 }}"}},
+            {"chat_template_kwargs": {"messages": []}},
+            {"chat_template_kwargs": {"tokenize": True}},
+            {"chat_template_kwargs": {"tokenizer_kwargs": {"padding": "max_length"}}},
+            {"chat_template_kwargs": {"padding": True, "max_length": 10**9}},
+            {"chat_template_kwargs": {"return_tensors": "pt"}},
+            {"chat_template_kwargs": {"enable_thinking": {"a": [1] * 100}}},
+            {"documents": [{"text": "x"}]},
+        ],
+    )
+    async def test_clients_can_not_bring_or_steer_one(self, client, engine, fields) -> None:
+        response = await client.chat(**fields)
+        assert response.status_code == 400
+        assert response.json()["error"]["param"].startswith(next(iter(fields)))
+        assert engine.submitted == []
+
+
+async def test_slow_template_tokenizer_or_grammar_does_not_hold_up_the_event_loop() -> None:
+    """Whatever a request makes the tokenizer or the template do, /health goes on answering."""
+
+    def slowly(*arguments: object, **options: object) -> list[int]:
+        time.sleep(0.3)
+        return [1]
+
+    tokenizer = SimpleNamespace(encode=slowly, encode_chat=slowly, encode_infill=slowly)
+    core = SimpleNamespace(
+        tokenizer=tokenizer,
+        grammars=SimpleNamespace(compile=slowly),
+        has_work=False,
+        step=list,
+        metrics=SimpleNamespace(),
+    )
+    engine = AsyncEngine(lambda: lambda: core, max_requests=1)
+    await engine.start()
+    gaps = []
+
+    async def tick() -> None:
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(0.005)
+            gaps.append(time.monotonic() - before)
+
+    ticking = asyncio.create_task(tick())
+    try:
+        for work in (
+            engine.encode("a"),
+            engine.encode_chat([HI]),
+            engine.encode_infill("a", "b"),
+            engine.compile_grammar(SimpleNamespace(), time_limit=5),
+        ):
+            await work
+    finally:
+        ticking.cancel()
+        await engine.stop()
+    assert len(gaps) > 60
+    assert max(gaps) < 0.25
+
+
+class TestNothingIsFetched:
+    """A server that fetches what a client names reaches the operator's own network."""
+
+    @pytest.fixture
+    def listener(self) -> Iterator[socket.socket]:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            listener.setblocking(False)
+            yield listener
+            with pytest.raises(BlockingIOError):
+                listener.accept()
+
+    @pytest.fixture
+    def target(self, listener: socket.socket) -> str:
+        return f"http://127.0.0.1:{listener.getsockname()[1]}/x"
+
+    @pytest.mark.parametrize("scheme", ["http", "file", "data"])
+    async def test_content(self, client, engine, target, scheme) -> None:
+        place = {"http": target, "file": "file:///etc/passwd", "data": "data:text/plain,x"}[scheme]
+        parts = [
+            {"type": "image_url", "image_url": {"url": place}},
+            {"type": "image_url", "image_url": place},
+            {"type": "input_audio", "input_audio": {"data": place, "format": "wav"}},
+            {"type": "audio_url", "audio_url": {"url": place}},
+            {"type": "video_url", "video_url": {"url": place}},
+            {"type": "file", "file": {"file_data": place}},
+        ]
+        for part in parts:
+            response = await client.chat(messages=[{"role": "user", "content": [part]}])
+            assert response.status_code == 400, part
+        for part in (
+            {"type": "input_image", "image_url": place},
+            {"type": "input_file", "file_url": place},
+        ):
+            body = {"model": "tiny/model", "input": [{"role": "user", "content": [part]}]}
+            assert (await client.http.post("/v1/responses", json=body)).status_code == 400, part
+        for kind in ("image", "document"):
+            part = {"type": kind, "source": {"type": "url", "url": place}}
+            body = {"model": "tiny/model", "max_tokens": 1}
+            body["messages"] = [{"role": "user", "content": [part]}]
+            assert (await client.http.post("/v1/messages", json=body)).status_code == 400, part
+        assert engine.submitted == []
+
+    @pytest.mark.parametrize("key", ["$ref", "$schema", "$id"])
+    def test_schemas(self, target, key) -> None:
+        tokens = TextTokenizer(make_tokenizer("byte_level", 400))
+        schema = {"type": "object", "properties": {"a": {key: target}}, key: target}
+        grammars = Grammars(tokens, len(tokens.pieces))
+        with suppress(RequestError):
+            grammars.compile(GrammarSpec("json_schema", json.dumps(schema)))
+
+    async def test_tools_of_other_servers(self, client, engine, target) -> None:
+        tool = {"type": "mcp", "server_label": "x", "server_url": target}
+        body = {"model": "tiny/model", "input": "a", "tools": [tool]}
+        assert (await client.http.post("/v1/responses", json=body)).status_code == 400
+        assert engine.submitted == []
+
+
+class TestCodeOfModels:
+    """Weights and configurations are data."""
+
+    @pytest.fixture
+    def folder(self, tiny_model_dir: Path, tmp_path: Path) -> Path:
+        copy = tmp_path / "model"
+        shutil.copytree(tiny_model_dir, copy)
+        code = f"open({str(tmp_path / 'marker')!r}, 'w')\n"
+        for name in ("modeling_evil", "configuration_evil", "tokenization_evil"):
+            (copy / f"{name}.py").write_text(code)
+        return copy
+
+    @pytest.mark.parametrize("runner", ["native", "torch"])
+    @pytest.mark.parametrize(
+        ("file", "values"),
+        [
+            (
+                "config.json",
+                {
+                    "model_type": "evil",
+                    "auto_map": {
+                        "AutoConfig": "configuration_evil.EvilConfig",
+                        "AutoModelForCausalLM": "modeling_evil.EvilModel",
+                    },
+                },
+            ),
+            (
+                "tokenizer_config.json",
+                {
+                    "tokenizer_class": "EvilTokenizer",
+                    "auto_map": {"AutoTokenizer": ["tokenization_evil.EvilTokenizer", None]},
+                },
+            ),
+        ],
+    )
+    def test_is_never_run_and_that_is_said(self, folder, file, values, runner) -> None:
+        path = folder / file
+        path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+        config = Config(model=str(folder), runner=runner, kv={"memory_mib": 8}, threads=1)
+        with pytest.raises(ValueError, match=r".") as raised:
+            load_parts(config)
+        told = load_failure(raised.value)
+        assert "needs code of its own, which is never run" in told
+        assert "\n" not in told
+        assert not (folder.parent / "marker").exists()
+
+    def test_that_is_not_needed_is_not_run(self, folder) -> None:
+        path = folder / "config.json"
+        auto_map = {"AutoModelForCausalLM": "modeling_evil.EvilModel"}
+        path.write_text(json.dumps({**json.loads(path.read_text()), "auto_map": auto_map}))
+        load_parts(Config(model=str(folder), runner="torch", kv={"memory_mib": 8}, threads=1))
+        assert not (folder.parent / "marker").exists()
+
+
+DANGEROUS_CALLS = {
+    "eval", "exec", "pickle.load", "pickle.loads", "torch.load", "yaml.load", "os.system",
+    "os.popen", "marshal.loads", "shelve.open", "joblib.load", "numpy.load", "np.load",
+}  # fmt: skip
+
+
+def calls_of(path: Path) -> Iterator[ast.Call]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call):
+            yield node
+
+
+def test_the_code_has_no_way_to_run_what_it_reads() -> None:
+    found = []
+    num_calls = 0
+    for package in ("engine", "server"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            for call in calls_of(path):
+                num_calls += 1
+                name = ast.unparse(call.func)
+                options = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
+                shell = options.get("shell", "False") != "False"
+                trusts = options.get("trust_remote_code", "False") != "False"
+                if name in DANGEROUS_CALLS or shell or trusts:
+                    found.append(f"{path.name}:{call.lineno} {name}")
+    assert num_calls > 1000
+    assert found == []
+
+
+async def test_embeddings_and_weights_in_a_request_are_refused(client, engine) -> None:
+    """Elsewhere they were unpickled."""
+    for fields in (
+        {"prompt_embeds": "gASVJAAAAAAAAACMBXBvc2l4"},
+        {"logits_processors": ["os.system"]},
+    ):
+        response = await client.complete(**fields)
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == next(iter(fields))
+    assert engine.submitted == []
