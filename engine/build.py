@@ -147,7 +147,7 @@ def load_parts(config: Config) -> EngineParts:
     )
     grammars = Grammars(tokenizer, target.info.vocab_size)
     make_drafters = _drafter_maker(config, placement, tokenizer, grammars)
-    return EngineParts(
+    parts = EngineParts(
         config=config,
         model_name=config.served_name or files.name,
         target=target,
@@ -158,6 +158,10 @@ def load_parts(config: Config) -> EngineParts:
         sampling_defaults=read_generation_config(folder).sampling,
         grammars=grammars,
     )
+    if all(r.info.kernels != "torch" for r in (target, *parts.draft_runners.values())):
+        # Torch only picks tokens then; its threads would spin on the cores of the native ones.
+        torch.set_num_threads(1)
+    return parts
 
 
 def _max_context(config: Config, target: ModelRunner) -> int:
