@@ -33,7 +33,6 @@ class IsolatedStep:
     """The pass raised with the drafts and did not without them."""
 
 
-
 class StepIsolator:
     """Retries a plan in parts until what raises is told apart.
 
