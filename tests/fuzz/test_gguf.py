@@ -132,7 +132,8 @@ for seed in range(int(sys.argv[1]), int(sys.argv[2])):
             heads = int(rng.choice([0, 0, 0, 0, 1, 2, 3]))
             native.pack_gguf(pool, kind, data, rows, cols, heads, out)
         else:
-            format_, type_ = int(rng.choice([0, 1, 2, 3, 7, rng.integers(-1, 12)])), int(rng.integers(-1, 4))
+            format_ = int(rng.choice([0, 1, 2, 3, 7, rng.integers(-1, 12)]))
+            type_ = int(rng.integers(-1, 4))
             width = {0: 4}.get(type_, 2) + int(rng.choice([0, 0, 0, -1, 1]))
             data = rng.integers(0, 256, rows * cols * width, np.uint8)
             out = aligned(native.packed_bytes(format_, rows, cols))
