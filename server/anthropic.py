@@ -34,7 +34,7 @@ def conversation(body: CountTokensRequest) -> tuple[Message, ...]:
 def chat_options(body: CountTokensRequest) -> ChatOptions:
     """
     Raises:
-        RequestError: tools that share a name, or a choice that this server can't enforce.
+        RequestError: tools that share a name, or a choice that names none of them.
     """
     tools = [
         Tool(
@@ -48,14 +48,18 @@ def chat_options(body: CountTokensRequest) -> ChatOptions:
     continues = body.messages[-1].role == "assistant"
     thinks = body.thinking is not None and body.thinking.type != "disabled"
     return ChatOptions(
-        tools=template_tools(active_tools(tools, _tool_choice(body.tool_choice))),
+        tools=template_tools(active_tools(tools, chat_tool_choice(body.tool_choice))),
         add_generation_prompt=not continues,
         continue_final_message=continues,
         template_args={"enable_thinking": thinks},
     )
 
 
-def _tool_choice(choice: AnthropicToolChoice | None) -> str | NamedToolChoice | None:
+def chat_tool_choice(choice: AnthropicToolChoice | None) -> str | NamedToolChoice | None:
+    """
+    Raises:
+        RequestError: it is to name a tool and doesn't.
+    """
     if choice is None:
         return None
     if choice.type == "tool":

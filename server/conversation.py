@@ -120,7 +120,7 @@ def active_tools(
     """The tools that the model may call under a tool choice.
 
     Raises:
-        RequestError: a choice that names no tool, or that this server can't enforce.
+        RequestError: a choice that names no tool, or that there are no tools for.
     """
     if isinstance(choice, NamedToolChoice):
         name = choice.function.name
@@ -128,17 +128,9 @@ def active_tools(
             raise RequestError(
                 f"'tool_choice' names {name!r}, which is none of 'tools'.", param="tool_choice"
             )
-    elif choice in (None, "auto"):
-        return tools or ()
-    elif choice == "none":
-        return ()
-    elif not tools:
+    elif choice == "required" and not tools:
         raise RequestError("'tool_choice' is only allowed with 'tools'.", param="tool_choice")
-    raise RequestError(
-        "'tool_choice' can't be enforced by this server; use 'auto' or 'none'.",
-        param="tool_choice",
-        code="unsupported_parameter",
-    )
+    return () if choice == "none" else tools or ()
 
 
 def _template_message(message: ChatMessage, param: str) -> Message:

@@ -19,10 +19,19 @@ from server.schemas.structured import (
     StructuredFields,
     StructuredOutputs,
 )
+from server.schemas.tools import NamedToolChoice
 from server.unsupported import UNSUPPORTED_STRUCTURED_OUTPUTS, refuse_unsupported
 
 _JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """As the engine spaces JSON, and chat templates the calls that models learn from."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForcedCall:
+    """A tool choice that leaves the model no other answer than calls."""
+
+    name: str | None = None
+    """The one tool to call, once; None: any of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +43,8 @@ class ToolCalls:
     form: CallForm
     """How the model writes calls (`AnswerFormat.calls`)."""
     max_calls: int | None = None
+    forced: ForcedCall | None = None
+    """None: the model decides whether to call."""
 
 
 async def prepare_grammar(
@@ -46,12 +57,17 @@ async def prepare_grammar(
 
     Args:
         prelude: free text that may come first, such as a model's reasoning.
-        calls: what the model may write instead of JSON that is asked for.
+        calls: what the model may write instead of JSON that is asked for. If they are forced,
+            a `response_format` is no contradiction, as at OpenAI: there is no text to format.
 
     Raises:
         RequestError: two fields constrain the output, or one can't be used; names it.
     """
     wanted = list(_wanted(fields, context.config.limits))
+    forced = None if calls is None else calls.forced
+    if calls is not None and forced is not None:
+        wanted = [entry for entry in wanted if not entry[0].startswith("response_format")]
+        wanted.append(("tool_choice", grammar_for_tools(calls, forced.name)))
     if not wanted:
         return None
     (param, spec), *others = wanted
@@ -62,7 +78,7 @@ async def prepare_grammar(
             param=other,
         )
     spec = await compile_grammar(replace(spec, prelude=prelude), context, param)
-    if calls is None or spec.kind not in ("json_object", "json_schema"):
+    if calls is None or forced is not None or spec.kind not in ("json_object", "json_schema"):
         return spec
     schema = json.loads(spec.text) if spec.text else {"type": "object"}
     rules = ["start: answer | calls", f"answer: %json {_styled(schema)}", *_call_rules(calls)]
@@ -90,14 +106,23 @@ async def compile_grammar(spec: GrammarSpec, context: ServerContext, param: str)
     return spec
 
 
-def grammar_for_tools(calls: ToolCalls, choice: str, prelude: Prelude | None = None) -> GrammarSpec:
+def forced_call(choice: str | NamedToolChoice | None) -> ForcedCall | None:
+    """What a tool choice forces the model to call; None: nothing."""
+    if isinstance(choice, NamedToolChoice):
+        return ForcedCall(choice.function.name)
+    return ForcedCall() if choice == "required" else None
+
+
+def grammar_for_tools(
+    calls: ToolCalls, name: str | None, prelude: Prelude | None = None
+) -> GrammarSpec:
     """The grammar of an answer that consists of tool calls alone.
 
     Args:
-        choice: "required", or the name of the one tool to call, once.
+        name: the one tool to call, once; None: any of them.
     """
-    named = [tool for tool in calls.tools if tool["function"]["name"] == choice]
-    if named:
+    if name is not None:
+        named = [tool for tool in calls.tools if tool["function"]["name"] == name]
         calls = replace(calls, tools=named, max_calls=1)
     rules = ["start: calls", *_call_rules(calls)]
     return GrammarSpec("lark", "\n".join(rules), prelude)

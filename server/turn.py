@@ -14,7 +14,7 @@ from server.parsing.answer import AnswerFormat
 from server.sampling import priority, sampling_params
 from server.schemas.sampling import SamplingFields
 from server.speculation import prediction_text, speculation_params
-from server.structured import ToolCalls, prepare_grammar
+from server.structured import ForcedCall, ToolCalls, prepare_grammar
 
 _PROMPT_END_TOKENS = 32
 """Enough to hold an opening tag and white space."""
@@ -55,11 +55,13 @@ async def prepare_turn(
     max_tokens: int | None,
     logprobs: int | None,
     max_calls: int | None,
+    forced: ForcedCall | None,
 ) -> Turn:
     """
     Args:
         max_tokens: None: as many as fit the context.
         max_calls: tool calls the client wants at most; None: any number.
+        forced: calls that the model must make; None: it decides.
 
     Raises:
         RequestError: the model can't serve it.
@@ -77,7 +79,7 @@ async def prepare_turn(
         pieces=tokenizer.pieces,
     )
     form = answer_format.calls
-    calls = None if form is None else ToolCalls(options.tools, form, max_calls)
+    calls = None if form is None else ToolCalls(options.tools, form, max_calls, forced)
     prompt = PreparedPrompt(
         token_ids,
         ChatPrompt(messages, options),

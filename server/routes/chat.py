@@ -18,6 +18,7 @@ from server.openapi import whole_or_streamed
 from server.render.chat import ChatRenderer
 from server.sampling import check_logprobs, num_choices, usage_report
 from server.schemas.chat import ChatCompletion, ChatRequest
+from server.structured import forced_call
 from server.turn import prepare_turn
 from server.unsupported import UNSUPPORTED_CHAT, UNSUPPORTED_MESSAGE, refuse_unsupported
 
@@ -51,6 +52,7 @@ async def _complete_chat(body: ChatRequest, context: ServerContext) -> Response:
         max_tokens=body.max_completion_tokens or body.max_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         max_calls=1 if body.parallel_tool_calls is False else None,
+        forced=forced_call(body.tool_choice),
     )
     response_id = f"chatcmpl-{uuid.uuid4().hex}"
     renderer = ChatRenderer(

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 
 from engine.request import RequestError
 from server.answer import answer, json_response
-from server.anthropic import chat_options, conversation
+from server.anthropic import chat_options, chat_tool_choice, conversation
 from server.context import Context, ServerContext
 from server.disconnect import run_until_disconnect
 from server.errors import in_api_terms
@@ -28,6 +28,7 @@ from server.schemas.messages import (
     ToolUseBlock,
 )
 from server.schemas.sampling import SamplingFields
+from server.structured import forced_call
 from server.turn import Turn, encode_turn, prepare_turn
 from server.unsupported import UNSUPPORTED_MESSAGES, refuse_unsupported
 
@@ -95,6 +96,7 @@ async def _prepare(body: MessagesRequest, context: ServerContext) -> Turn:
         max_tokens=body.max_tokens,
         logprobs=None,
         max_calls=1 if one_call else None,
+        forced=forced_call(chat_tool_choice(body.tool_choice)),
     )
 
 

@@ -27,6 +27,7 @@ from server.schemas.responses import (
     ResponseBody,
     ResponsesRequest,
 )
+from server.structured import forced_call
 from server.turn import Turn, prepare_turn
 from server.unsupported import UNSUPPORTED_RESPONSES, refuse_unsupported
 
@@ -108,7 +109,8 @@ async def _respond(body: ResponsesRequest, context: ServerContext) -> Response:
 async def _prepare(
     body: ResponsesRequest, messages: tuple[Message, ...], context: ServerContext
 ) -> Turn:
-    tools = active_tools(chat_tools(body.tools), chat_tool_choice(body.tool_choice))
+    choice = chat_tool_choice(body.tool_choice)
+    tools = active_tools(chat_tools(body.tools), choice)
     args = template_args(body.chat_template_kwargs)
     effort = body.reasoning.effort if body.reasoning else None
     if effort is not None:
@@ -121,6 +123,7 @@ async def _prepare(
         max_tokens=body.max_output_tokens,
         logprobs=None,
         max_calls=1 if body.parallel_tool_calls is False else None,
+        forced=forced_call(choice),
     )
 
 

@@ -261,7 +261,7 @@ INVALID = [
     ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools.0.name"),
     ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools.0.type"),
     ({"tools": [WEATHER, WEATHER]}, "weather"),
-    ({"tools": [WEATHER], "tool_choice": {"type": "any"}}, "tool_choice"),
+    ({"tool_choice": {"type": "any"}}, "tool_choice"),
     ({"tools": [WEATHER], "tool_choice": {"type": "tool"}}, "tool_choice.name"),
     ({"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "g"}}, "tool_choice"),
     ({"tools": [WEATHER], "tool_choice": "auto"}, "tool_choice"),

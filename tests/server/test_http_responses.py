@@ -298,7 +298,7 @@ INVALID = [
     ({"tools": [{"type": "function"}]}, "tools.0.name"),
     ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools.0.name"),
     ({"tools": [WEATHER, WEATHER]}, "tools.1"),
-    ({"tools": [WEATHER], "tool_choice": "required"}, "tool_choice"),
+    ({"tools": [], "tool_choice": "required"}, "tool_choice"),
     ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice"),
     ({"tool_choice": {"type": "file_search"}}, "tool_choice.type"),
     ({"tool_choice": 5}, "tool_choice"),

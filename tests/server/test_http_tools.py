@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.request import ChatOptions, FinishReason
+from server.structured import ForcedCall, ToolCalls, grammar_for_tools
 from tests.server.scripted_engine import Step, words
 
 HI = {"role": "user", "content": "Hi"}
@@ -122,6 +123,47 @@ async def test_models_without_tools_refuse_them(client, engine, source):
     assert response.json()["error"]["param"] == "tools"
     assert response.json()["error"]["code"] == "unsupported_parameter"
     assert (await client.chat()).status_code == 200
+
+
+NOW = {"type": "function", "function": {"name": "now"}}
+FORCED = [
+    ("required", ForcedCall(), None),
+    ({"type": "function", "function": {"name": "now"}}, ForcedCall("now"), None),
+    ("required", ForcedCall(), 1),
+]
+
+
+@pytest.mark.parametrize(("choice", "forced", "max_calls"), FORCED)
+async def test_forced_calls_are_a_grammar(client, engine, choice, forced, max_calls):
+    fields = {"response_format": {"type": "json_object"}}
+    if max_calls:
+        fields["parallel_tool_calls"] = False
+    response = await client.chat(tools=[WEATHER, NOW], tool_choice=choice, **fields)
+    assert response.status_code == 200, response.text
+    calls = ToolCalls((WEATHER, NOW), "hermes", max_calls)
+    (request,) = engine.submitted
+    assert request.grammar == grammar_for_tools(calls, forced.name)
+    assert len(request.source.options.tools) == 2
+
+
+async def test_all_apis_force_calls(client, engine):
+    tool = {"name": "now", "input_schema": {"type": "object", "properties": {}}}
+    chat = {"model": "tiny/model", "messages": [HI], "max_tokens": 9}
+    requests = {
+        "/v1/messages": {**chat, "tools": [tool], "tool_choice": {"type": "any"}},
+        "/v1/responses": {
+            "model": "tiny/model",
+            "input": "Hi",
+            "tools": [{"type": "function", "name": "now"}],
+            "tool_choice": {"type": "function", "name": "now"},
+        },
+    }
+    for path, body in requests.items():
+        response = await client.http.post(path, json=body)
+        assert response.status_code == 200, response.text
+    every, one = (request.grammar.text for request in engine.submitted)
+    assert every.startswith("start: calls\ncalls: call (")
+    assert one.startswith("start: calls\ncalls: call\n")
 
 
 async def test_schema_with_a_bad_pattern_harms_nobody(client):

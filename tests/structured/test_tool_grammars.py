@@ -36,42 +36,46 @@ MOVE = '<tool_call>\n{"name": "move", "arguments": {"to": {"x": 3}}}\n</tool_cal
 LLAMA_MOVE = '{"name": "move", "parameters": {"to": {"x": 3}}}'
 
 
-def is_allowed(calls: ToolCalls, choice: str, text: str, prelude: Prelude | None = None) -> bool:
-    walk = Walk(grammar_for_tools(calls, choice, prelude))
+def is_allowed(
+    calls: ToolCalls, name: str | None, text: str, prelude: Prelude | None = None
+) -> bool:
+    walk = Walk(grammar_for_tools(calls, name, prelude))
     ids = tokenizer().encode_continuation(text)
     assert ids is not None
     return walk.num_allowed([*ids, min(tokenizer().eos_ids)]) == len(ids) + 1
 
 
 @pytest.mark.parametrize(
-    ("calls", "choice", "text", "allowed"),
+    ("calls", "name", "text", "allowed"),
     [
-        (HERMES, "required", NOW, True),
-        (HERMES, "required", f"{NOW}\n{MOVE}", True),
-        (HERMES, "required", "", False),
-        (HERMES, "required", "Hello", False),
-        (HERMES, "required", NOW.replace("now", "later"), False),
-        (HERMES, "required", NOW.replace("{}", '{"x": 1}'), False),
-        (HERMES, "required", MOVE.replace("3", '"3"'), False),
+        (HERMES, None, NOW, True),
+        (HERMES, None, f"{NOW}\n{MOVE}", True),
+        (HERMES, None, "", False),
+        (HERMES, None, "Hello", False),
+        (HERMES, None, NOW.replace("now", "later"), False),
+        (HERMES, None, NOW.replace("{}", '{"x": 1}'), False),
+        (HERMES, None, MOVE.replace("3", '"3"'), False),
         (HERMES, "move", MOVE, True),
         (HERMES, "move", NOW, False),
         (HERMES, "move", f"{MOVE}\n{MOVE}", False),
-        (replace(HERMES, max_calls=1), "required", NOW, True),
-        (replace(HERMES, max_calls=1), "required", f"{NOW}\n{NOW}", False),
-        (replace(HERMES, max_calls=2), "required", f"{NOW}\n{NOW}", True),
-        (LLAMA, "required", LLAMA_MOVE, True),
-        (LLAMA, "required", f"{LLAMA_MOVE}; {LLAMA_MOVE}", True),
+        (replace(HERMES, max_calls=1), None, NOW, True),
+        (replace(HERMES, max_calls=1), None, f"{NOW}\n{NOW}", False),
+        (replace(HERMES, max_calls=2), None, f"{NOW}\n{NOW}", True),
+        (LLAMA, None, LLAMA_MOVE, True),
+        (LLAMA, None, f"{LLAMA_MOVE}; {LLAMA_MOVE}", True),
         (LLAMA, "now", LLAMA_MOVE, False),
     ],
 )
-def test_what_a_tool_choice_allows(calls: ToolCalls, choice: str, text: str, allowed: bool) -> None:
-    assert is_allowed(calls, choice, text) == allowed
+def test_what_a_tool_choice_allows(
+    calls: ToolCalls, name: str | None, text: str, allowed: bool
+) -> None:
+    assert is_allowed(calls, name, text) == allowed
 
 
 def test_calls_may_come_behind_thinking() -> None:
     prelude = Prelude("</think>", start="<think>")
-    assert is_allowed(HERMES, "required", f"<think>Hm.</think>\n\n{NOW}", prelude)
-    assert is_allowed(HERMES, "required", NOW, prelude)
+    assert is_allowed(HERMES, None, f"<think>Hm.</think>\n\n{NOW}", prelude)
+    assert is_allowed(HERMES, None, NOW, prelude)
 
 
 @pytest.mark.parametrize("drafting", ["plain", "grammar"])
