@@ -25,6 +25,14 @@ from server.unsupported import UNSUPPORTED_STRUCTURED_OUTPUTS, refuse_unsupporte
 _JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """As the engine spaces JSON, and chat templates the calls that models learn from."""
 
+_MORE_PROPERTIES = frozenset(
+    {
+        *("additionalProperties", "unevaluatedProperties", "patternProperties", "$ref"),
+        *("allOf", "anyOf", "oneOf", "if", "dependentSchemas"),
+    }
+)
+"""Keys of a schema that may allow properties which it doesn't list itself."""
+
 
 @dataclass(frozen=True, slots=True)
 class ForcedCall:
@@ -129,9 +137,15 @@ def grammar_for_tools(
 
 
 def tool_schema(function: Mapping[str, Any]) -> dict[str, Any]:
-    """The JSON schema of a tool's arguments; none given: there are none."""
-    nothing = {"type": "object", "properties": {}, "additionalProperties": False}
-    return dict(function.get("parameters") or nothing)
+    """The JSON schema of a tool's arguments; none given: there are none.
+
+    Functions fail on arguments they don't know, so a plain list of properties is taken as whole
+    where it doesn't say: narrower than JSON Schema, and as OpenAI's strict tools have it.
+    """
+    schema = dict(function.get("parameters") or {"type": "object", "properties": {}})
+    if "properties" in schema and not _MORE_PROPERTIES & schema.keys():
+        schema["additionalProperties"] = False
+    return schema
 
 
 def _call_rules(calls: ToolCalls) -> list[str]:

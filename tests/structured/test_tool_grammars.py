@@ -72,6 +72,27 @@ def test_what_a_tool_choice_allows(
     assert is_allowed(calls, name, text) == allowed
 
 
+POINT = {"type": "object", "properties": {"x": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "arguments", "allowed"),
+    [
+        (POINT, '{"x": 1}', True),
+        (POINT, '{"x": 1, "type": "integer"}', False),
+        ({**POINT, "additionalProperties": True}, '{"x": 1, "y": 2}', True),
+        ({**POINT, "allOf": [{"properties": {"y": {"type": "integer"}}}]}, '{"y": 2}', True),
+        ({"type": "object"}, '{"x": 1}', True),
+        ({"type": "object", "properties": {}}, '{"x": 1}', False),
+        ({}, '{"x": 1}', False),
+    ],
+)
+def test_unlisted_arguments(parameters: dict[str, Any], arguments: str, allowed: bool) -> None:
+    calls = ToolCalls([tool("f", parameters)], "hermes")
+    text = f'<tool_call>\n{{"name": "f", "arguments": {arguments}}}\n</tool_call>'
+    assert is_allowed(calls, None, text) == allowed
+
+
 def test_calls_may_come_behind_thinking() -> None:
     prelude = Prelude("</think>", start="<think>")
     assert is_allowed(HERMES, None, f"<think>Hm.</think>\n\n{NOW}", prelude)
