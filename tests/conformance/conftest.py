@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.served import Served, served
+from tests.real.models import SMOLLM2_FILE, model_file
+
+TOOL_TEMPLATE = Path(__file__).parent / "tools.jinja"
+
+
+@pytest.fixture(scope="package")
+def tiny(tiny_model_dir: Path, tiny_draft_dir: Path) -> Iterator[Served]:
+    flags = ["--model", str(tiny_model_dir), "--draft", str(tiny_draft_dir)]
+    flags += ["--served-name", "tiny", "--kv.memory-mib", "16", "--kv.draft-memory-mib", "16"]
+    with served(*flags, "--threads", "1") as server:
+        server.wait_until_ready()
+        yield server
+
+
+@pytest.fixture(scope="package")
+def smollm2_with_tools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """SmolLM2 knows no tools; a template that has a place for them makes it a model that does."""
+    model = tmp_path_factory.mktemp("smollm2") / "smollm2.gguf"
+    command = [sys.executable, "-m", "gguf.scripts.gguf_new_metadata", "--force"]
+    command += ["--chat-template", TOOL_TEMPLATE.read_text()]
+    subprocess.run([*command, model_file(SMOLLM2_FILE), str(model)], check=True)
+    flags = ["--model", str(model), "--served-name", "smollm2", "--max-context", "2048"]
+    with served(*flags, "--kv.memory-mib", "256", "--threads", "1") as server:
+        server.wait_until_ready()
+        yield server
+    model.unlink()
