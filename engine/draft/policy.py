@@ -179,11 +179,9 @@ class GoodputPolicy:
     def wants_prepared(self, candidates: Sequence[Candidate], num_running: int) -> list[bool]:
         if self._target.num_observed < _PASSES_BEFORE_TRUST:
             return [True] * len(candidates)
-        rate = num_running / float(self._target.seconds(num_running))
-        sharers = dict.fromkeys(self._costs, num_running)
         return [
-            self._best_option(candidate, num_running, sharers, rate)[0] != PLAIN
-            for candidate in candidates
+            any(self._speedup(c, option, num_running) >= _LEAST_SPEEDUP for option in c.options)
+            for c in candidates
         ]
 
     def observe_step(self, rows: int, seconds: float) -> None:
@@ -272,6 +270,22 @@ class GoodputPolicy:
                 best = self._choice(option, at + 1, rate * float(seconds[at] / lengths[at]))
                 best_gain, best_value = float(gain[at]), worth
         return best, best_gain
+
+    def _speedup(self, candidate: Candidate, option: Option, num_running: int) -> float:
+        """Over plain decoding, if as many requests as run all drafted as this one would."""
+        lengths = np.arange(1.0, min(option.max_tokens, MAX_POSITIONS) + 1)
+        if not len(lengths):
+            return 1.0
+        tracker = self._tracker(option.drafter, option.grade)
+        gain = tracker.expected_accepted(candidate.request_id)[: len(lengths)]
+        plain = float(self._target.seconds(num_running))
+        seconds = self._target.seconds(num_running * (1 + lengths)) - plain
+        sharers = {option.drafter: num_running}
+        seconds = seconds + num_running * (
+            self._draft_seconds(option.drafter, sharers, lengths)
+            + self._backlog_seconds(option, candidate.num_left)
+        )
+        return float(((1 + gain) / (1 + seconds / plain)).max())
 
     def _choice(self, option: Option, length: int, price: float) -> Choice:
         """A model's draft may go on beyond the expected best length while the model is certain.

@@ -31,3 +31,18 @@ def test_one_request_drafts_beside_prompt_rows_as_it_does_without() -> None:
     server.run(60, acceptance=0.9)
     assert drafted(server, prompt_rows=0) >= 4
     assert drafted(server, prompt_rows=120) >= 4
+
+
+def wants_prepared(server: SimulatedServer, *, num_running: int) -> bool:
+    prompt = Candidate("new", (Option("model", 24, backlog=150),), 64)
+    (wanted,) = server.policy.wants_prepared([prompt], num_running)
+    return wanted
+
+
+def test_a_draft_model_follows_no_prompts_where_drafts_would_not_pay() -> None:
+    """Rows cost time here: eight requests that all drafted would be slower, one is faster."""
+    server = SimulatedServer(lambda rows: 0.03 + 0.006 * rows, lambda rows: 0.006 + 0.0004 * rows)
+    for rows in (16, 24, 32, 64, 128):
+        server.policy.observe_step(rows, 0.03 + 0.006 * rows)
+    assert wants_prepared(server, num_running=1)
+    assert not wants_prepared(server, num_running=8)
