@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from transformers import CONFIG_MAPPING
-
 from engine.models.source import ModelSourceError
 
 _LENGTH_BYTES = 8
@@ -35,11 +33,17 @@ def _check_config(path: Path) -> None:
         raise ModelSourceError(f"{path}: not valid JSON ({error})") from error
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise ModelSourceError(f"{path}: not a model's configuration: it has no model_type")
-    if "auto_map" in config and config["model_type"] not in CONFIG_MAPPING:
+    if "auto_map" in config and not _is_known(config["model_type"]):
         raise ModelSourceError(
             f"{path}: a model of type {config['model_type'][:64]!r} needs code of its own, which "
             "is never run"
         )
+
+
+def _is_known(model_type: str) -> bool:
+    from transformers import CONFIG_MAPPING  # takes seconds, and is seldom needed
+
+    return model_type in CONFIG_MAPPING
 
 
 def _check_safetensors(path: Path) -> None:
