@@ -237,7 +237,7 @@ class GoodputPolicy:
                     for name in self._costs
                 }
                 choices[index], gains[index] = self._best_option(
-                    candidate, base_rows + num_others, sharers, rate
+                    candidate, base_rows + num_others, sharers, rate, len(candidates)
                 )
             rate = self._rate_of(choices, gains)
             if choices == before:
@@ -249,7 +249,12 @@ class GoodputPolicy:
         return choices
 
     def _best_option(
-        self, candidate: Candidate, rows: int, sharers: Mapping[str, int], rate: float
+        self,
+        candidate: Candidate,
+        rows: int,
+        sharers: Mapping[str, int],
+        rate: float,
+        num_running: int,
     ) -> tuple[Choice, float]:
         """The choice worth most at a given rate of tokens per second, and its expected gain."""
         best, best_gain, best_value = PLAIN, 0.0, _LEAST_GAIN
@@ -262,7 +267,7 @@ class GoodputPolicy:
             gain = tracker.expected_accepted(candidate.request_id)[: len(lengths)]
             seconds = self._target.seconds(rows + lengths) - self._target.seconds(rows)
             seconds = seconds + self._draft_seconds(option.drafter, sharers, lengths)
-            seconds = seconds + self._backlog_seconds(option, candidate.num_left)
+            seconds = seconds + self._backlog_seconds(option, candidate.num_left, num_running)
             value = gain - rate * seconds
             at = int(value.argmax())
             worth = float(value[at]) * (_LOYALTY if option.drafter == last else 1.0)
@@ -283,7 +288,7 @@ class GoodputPolicy:
         sharers = {option.drafter: num_running}
         seconds = seconds + num_running * (
             self._draft_seconds(option.drafter, sharers, lengths)
-            + self._backlog_seconds(option, candidate.num_left)
+            + self._backlog_seconds(option, candidate.num_left, num_running)
         )
         return float(((1 + gain) / (1 + seconds / plain)).max())
 
@@ -310,12 +315,15 @@ class GoodputPolicy:
         first, later = cost.seconds(3.0 * num_sharers), cost.seconds(float(num_sharers))
         return np.asarray((first + (lengths - 1) * later) / num_sharers)
 
-    def _backlog_seconds(self, option: Option, num_left: int) -> float:
-        """The price of catching up, spread over the drafts that the request may yet get."""
+    def _backlog_seconds(self, option: Option, num_left: int, num_running: int) -> float:
+        """The price of catching up, spread over the drafts that the request may yet get.
+
+        The more requests run, the sooner drafting may stop to pay, and the price be lost.
+        """
         cost = self._costs[option.drafter]
         if cost is None or option.backlog <= _USUAL_BACKLOG:
             return 0.0
-        num_drafts = max(1.0, min(num_left, _FORESEEABLE_TOKENS) / _TOKENS_A_DRAFT)
+        num_drafts = max(1.0, min(num_left, _FORESEEABLE_TOKENS) / _TOKENS_A_DRAFT / num_running)
         return float(cost.seconds(option.backlog)) / num_drafts
 
     def _rate_of(self, choices: Sequence[Choice], gains: Sequence[float]) -> float:
