@@ -21,11 +21,14 @@ def extend_block_hashes(
     A digest covers its block's tokens and, through its parent's digest, everything before them and
     the scope: equal tokens of two scopes have nothing in common.
     """
-    root = hashlib.blake2b(scope.encode(), digest_size=16).digest()
     for index in range(len(hashes), num_tokens // block_size):
-        parent = hashes[index - 1] if index else root
+        parent = hashes[index - 1] if index else _digest(scope.encode())
         tokens = np.asarray(token_ids[index * block_size : (index + 1) * block_size], np.int32)
-        hashes.append(hashlib.blake2b(parent + tokens.tobytes(), digest_size=16).digest())
+        hashes.append(_digest(parent + tokens.tobytes()))
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=16).digest()
 
 
 class BlockPool:

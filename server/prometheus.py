@@ -119,10 +119,7 @@ class _Families:
         labels: tuple[str, ...] = (),
     ) -> Metric:
         """A gauge with one sample for each tuple of values of `labels`."""
-        family = GaugeMetricFamily(self._prefix + name, description, labels=[*self._names, *labels])
-        for label_values, value in values.items():
-            family.add_metric([*self._values, *label_values], value)
-        return family
+        return self._filled(GaugeMetricFamily, name, description, values, labels)
 
     def counter(
         self,
@@ -132,9 +129,17 @@ class _Families:
         labels: tuple[str, ...] = (),
     ) -> Metric:
         """A counter with one sample for each tuple of values of `labels`."""
-        family = CounterMetricFamily(
-            self._prefix + name, description, labels=[*self._names, *labels]
-        )
+        return self._filled(CounterMetricFamily, name, description, values, labels)
+
+    def _filled(
+        self,
+        kind: type[GaugeMetricFamily] | type[CounterMetricFamily],
+        name: str,
+        description: str,
+        values: Mapping[tuple[str, ...], float],
+        labels: tuple[str, ...],
+    ) -> Metric:
+        family = kind(self._prefix + name, description, labels=[*self._names, *labels])
         for label_values, value in values.items():
             family.add_metric([*self._values, *label_values], value)
         return family

@@ -260,11 +260,9 @@ class GoodputPolicy:
         best, best_gain, best_value = PLAIN, 0.0, _LEAST_GAIN
         last = self._last.get(candidate.request_id, PLAIN).drafter
         for option in candidate.options:
-            lengths = np.arange(1.0, min(option.max_tokens, MAX_POSITIONS) + 1)
+            lengths, gain = self._expected(candidate.request_id, option)
             if not len(lengths):
                 continue
-            tracker = self._tracker(option.drafter, option.grade)
-            gain = tracker.expected_accepted(candidate.request_id)[: len(lengths)]
             seconds = self._target.seconds(rows + lengths) - self._target.seconds(rows)
             seconds = seconds + self._draft_seconds(option.drafter, sharers, lengths)
             seconds = seconds + self._backlog_seconds(option, candidate.num_left, num_running)
@@ -278,11 +276,9 @@ class GoodputPolicy:
 
     def _speedup(self, candidate: Candidate, option: Option, num_running: int) -> float:
         """Over plain decoding, if as many requests as run all drafted as this one would."""
-        lengths = np.arange(1.0, min(option.max_tokens, MAX_POSITIONS) + 1)
+        lengths, gain = self._expected(candidate.request_id, option)
         if not len(lengths):
             return 1.0
-        tracker = self._tracker(option.drafter, option.grade)
-        gain = tracker.expected_accepted(candidate.request_id)[: len(lengths)]
         plain = float(self._target.seconds(num_running))
         seconds = self._target.seconds(num_running * (1 + lengths)) - plain
         sharers = {option.drafter: num_running}
@@ -291,6 +287,12 @@ class GoodputPolicy:
             + self._backlog_seconds(option, candidate.num_left, num_running)
         )
         return float(((1 + gain) / (1 + seconds / plain)).max())
+
+    def _expected(self, request_id: str, option: Option) -> tuple[Floats, Floats]:
+        """Lengths an option may draft to, and the accepted tokens expected of each."""
+        lengths = np.arange(1.0, min(option.max_tokens, MAX_POSITIONS) + 1)
+        tracker = self._tracker(option.drafter, option.grade)
+        return lengths, tracker.expected_accepted(request_id)[: len(lengths)]
 
     def _choice(self, option: Option, length: int, price: float) -> Choice:
         """A model's draft may go on beyond the expected best length while the model is certain.
