@@ -14,6 +14,7 @@ from engine.config import RecoveryConfig
 from engine.engine_thread import Abort, Add, Callbacks, EngineThread, error_output
 from engine.engine_thread import EngineState as EngineState
 from engine.metrics import EngineMetrics
+from engine.pace import Pace
 from engine.request import (
     ANSWER_NEXT,
     ChatOptions,
@@ -115,6 +116,7 @@ class AsyncEngine:
         self._max_requests = max_requests
         self._created = int(time.time())
         self._streams: dict[str, OutputStream] = {}
+        self._pace = Pace()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loaded: asyncio.Future[None] | None = None
         self._thread = EngineThread(
@@ -158,6 +160,13 @@ class AsyncEngine:
     def num_requests(self) -> int:
         """Requests in the engine whose stream has not ended."""
         return len(self._streams)
+
+    @property
+    def expected_wait(self) -> float:
+        """Seconds until the requests that wait now have left the queue, at the recent pace."""
+        core = self._thread.core
+        waiting = 0 if core is None else core.metrics.waiting
+        return self._pace.seconds_for(1 + waiting)
 
     @property
     def drafters(self) -> tuple[str, ...]:
@@ -255,19 +264,22 @@ class AsyncEngine:
         """
         self.limits.check(request)
         if len(self._streams) >= self._max_requests:
-            raise QueueFullError(f"The server already holds {self._max_requests} requests.")
+            message = f"The server already holds {self._max_requests} requests."
+            raise QueueFullError(message, self.expected_wait)
         if request.request_id in self._streams:
             raise ValueError(f"request id {request.request_id!r} is already in use")
         grammar = request.grammar
         matcher = None if grammar is None else self._ready_core().grammars.matcher(grammar)
         stream = OutputStream(self, request.request_id)
         self._streams[request.request_id] = stream
+        self._pace.enter()
         self._thread.post(Add(request, matcher))
         return stream
 
     def abort(self, request_id: str) -> None:
         """Forget a request; nothing happens when it has ended already."""
         if self._streams.pop(request_id, None) is not None:
+            self._pace.leave()
             self._thread.post(Abort(request_id))
 
     def _ready_core(self) -> EngineCore:
@@ -297,6 +309,7 @@ class AsyncEngine:
                 continue
             if output.finish_reason is not None:
                 del self._streams[output.request_id]
+                self._pace.leave()
             elif stream.num_unread >= self._recovery.max_unread_outputs:
                 self.abort(output.request_id)
                 output = error_output(output.request_id, TOO_SLOW.format(stream.num_unread))
@@ -305,4 +318,5 @@ class AsyncEngine:
     def _fail_streams(self, message: str) -> None:
         streams, self._streams = self._streams, {}
         for request_id, stream in streams.items():
+            self._pace.leave()
             stream.put(error_output(request_id, message))

@@ -28,7 +28,15 @@ class RequestError(ValueError):
 
 
 class QueueFullError(RuntimeError):
-    """The waiting queue is at its limit; the client may try again later."""
+    """The waiting queue is at its limit; the client may try again later.
+
+    Attributes:
+        expected_wait: seconds until those that wait now will have left, at the recent pace.
+    """
+
+    def __init__(self, message: str, expected_wait: float) -> None:
+        super().__init__(message)
+        self.expected_wait = expected_wait
 
 
 class EngineDeadError(RuntimeError):

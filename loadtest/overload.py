@@ -24,7 +24,7 @@ from loadtest.target import TargetError, first_model, open_target
 MAX_SLOWDOWN = 1.5
 MAX_MEMORY_GROWTH = 0.02
 _REFUSED_PAUSE = 1.0
-"""Seconds a refused user waits, as `Retry-After` asks."""
+"""Seconds a refused user waits: not as long as `Retry-After` may ask, so that the load stays on."""
 _SAMPLE_SECONDS = 0.5
 _PROMPT_WORDS = 24
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+import time
+from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.config import AdmissionConfig
+from engine.pace import Pace
 from server.auth import CLIENT
 from server.errors import ApiError, deadline_passed, retry_later
 
@@ -34,9 +37,16 @@ OPEN_TICKET = Ticket()
 class Admission:
     """Counts the requests in progress. Used by one event loop."""
 
-    def __init__(self, config: AdmissionConfig) -> None:
+    def __init__(
+        self, config: AdmissionConfig, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """
+        Args:
+            clock: monotonic seconds.
+        """
         self._config = config
-        self._by_client: Counter[str] = Counter()
+        self._all = Pace(clock)
+        self._by_client: defaultdict[str, Pace] = defaultdict(lambda: Pace(clock))
         self._idle = asyncio.Event()
         self._idle.set()
         self.draining = False
@@ -44,7 +54,7 @@ class Admission:
 
     @property
     def num_requests(self) -> int:
-        return self._by_client.total()
+        return self._all.num_present
 
     def ticket(self, client: str) -> Ticket:
         """For a request of a client that arrives now."""
@@ -59,30 +69,44 @@ class Admission:
             ApiError: it may not come in now; it is not counted.
         """
         if self.draining:
-            raise retry_later(503, "The server is shutting down.", "shutting_down")
+            raise retry_later(
+                503, "The server is shutting down.", "shutting_down", self._seconds_to_the_end()
+            )
         limit = self._config.max_requests
         if limit is not None and self.num_requests >= limit:
-            raise retry_later(429, f"The server works on {limit} requests already.", "queue_full")
+            raise retry_later(
+                429,
+                f"The server works on {limit} requests already.",
+                "queue_full",
+                self._all.seconds_for(1),
+            )
         limit = self._config.max_requests_per_key
-        if limit is not None and self._by_client[client] >= limit:
+        own = self._by_client[client]
+        if limit is not None and own.num_present >= limit:
             raise retry_later(
                 429,
                 f"This API key has {limit} requests in progress, which is its limit.",
                 "rate_limit_exceeded",
+                own.seconds_for(1),
             )
-        self._by_client[client] += 1
+        own.enter()
+        self._all.enter()
         self._idle.clear()
 
     def leave(self, client: str) -> None:
-        self._by_client[client] -= 1
-        if not self._by_client[client]:
-            del self._by_client[client]
-        if not self._by_client:
+        self._by_client[client].leave()
+        self._all.leave()
+        if not self._all.num_present:
             self._idle.set()
 
     async def wait_until_idle(self) -> None:
         """Returns when no request is in progress."""
         await self._idle.wait()
+
+    def _seconds_to_the_end(self) -> float:
+        """Of a server that drains."""
+        expected = self._all.seconds_for(self.num_requests)
+        return min(expected, self._config.drain_timeout)
 
 
 class AdmissionMiddleware:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,7 +20,8 @@ logger = logging.getLogger(__name__)
 
 INTERNAL_ERROR = "The server had an error while processing your request."
 ENGINE_UNAVAILABLE = "The engine is loading or has failed; GET /health tells which."
-RETRY_AFTER_SECONDS = 1
+MAX_RETRY_AFTER = 60
+"""Seconds; a guess about a later time is worth little."""
 
 _ANTHROPIC_PATHS = "/v1/messages"
 _OPENAI_TYPES = {408: "timeout_error", 429: "rate_limit_error"}
@@ -71,9 +73,13 @@ class ApiError(Exception):
         )
 
 
-def retry_later(status: int, message: str, code: str) -> ApiError:
-    """For a request that may well succeed a little later."""
-    headers = {"Retry-After": str(RETRY_AFTER_SECONDS)}
+def retry_later(status: int, message: str, code: str, seconds: float) -> ApiError:
+    """For a request that may well succeed a little later.
+
+    Args:
+        seconds: until then, by estimate; the client is told 1 to `MAX_RETRY_AFTER`.
+    """
+    headers = {"Retry-After": str(math.ceil(min(max(1.0, seconds), MAX_RETRY_AFTER)))}
     return ApiError(status, message, code=code, headers=headers)
 
 
@@ -100,7 +106,7 @@ def to_api_error(error: Exception) -> ApiError:
         case RequestError():
             return ApiError(400, str(error), param=error.param, code=error.code)
         case QueueFullError():
-            return retry_later(429, str(error), "queue_full")
+            return retry_later(429, str(error), "queue_full", error.expected_wait)
         case EngineDeadError():
             return ApiError(503, ENGINE_UNAVAILABLE, code="engine_unavailable")
         case RequestValidationError():

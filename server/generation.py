@@ -172,7 +172,7 @@ class Generation:
             alive = not self._engine.state.has_ended
             message = output.error or "The engine ended the request."
             if output.error_code == QUEUE_TIMEOUT:
-                raise retry_later(503, message, QUEUE_TIMEOUT)
+                raise retry_later(503, message, QUEUE_TIMEOUT, self._engine.expected_wait)
             raise ApiError(500 if alive else 503, message, code="generation_failed")
         self._usages[number] = output.usage
         return output

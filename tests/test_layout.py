@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 MAX_LINES = 450
 
 LAYERS: tuple[frozenset[str], ...] = (
-    frozenset({"request", "metrics", "config", "watchdog"}),
+    frozenset({"request", "metrics", "config", "pace", "watchdog"}),
     frozenset({"plan", "recovery", "sequence", "blocks", "admission", "summary"}),
     frozenset({"waiting"}),
     frozenset({"scheduler", "text", "sampling", "kernels"}),
@@ -36,6 +36,7 @@ SERVER_MAY_IMPORT = frozenset(
         "engine.doctor.examine",
         "engine.doctor.pair",
         "engine.metrics",
+        "engine.pace",
         "engine.models.runner",
         "engine.models.source",
         "engine.request",

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -136,9 +137,32 @@ async def test_refusals() -> None:
         with pytest.raises(RequestError):
             engine.submit(make_request([]))
         async with engine.submit(make_request([1], "a", max_tokens=100)):
-            with pytest.raises(QueueFullError):
+            with pytest.raises(QueueFullError) as refusal:
                 engine.submit(make_request([1], "b"))
+            assert refusal.value.expected_wait > 0
         await collect(engine, "c")
+
+
+async def test_expected_wait_follows_the_queue_and_the_pace() -> None:
+    async with started() as engine:
+        began = time.monotonic()
+        for number in range(20):
+            await collect(engine, f"a{number}")
+        took = time.monotonic() - began
+        quiet = engine.expected_wait
+        assert took / 40 < quiet <= took / 20
+        engine.metrics().waiting = 9
+        assert engine.expected_wait == pytest.approx(10 * quiet)
+
+
+async def test_whoever_leaves_in_whatever_way_counts_once() -> None:
+    async with started() as engine:
+        streams = [engine.submit(make_request([1], f"a{n}", max_tokens=200)) for n in range(3)]
+        streams[0].close()
+        streams[0].close()
+        await collect(engine, "b")
+    assert engine._pace.num_present == 0
+    assert engine._pace.seconds_for(1) > 0
 
 
 async def test_nothing_can_be_asked_before_the_load() -> None:

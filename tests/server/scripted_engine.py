@@ -126,6 +126,7 @@ class ScriptedEngine:
     max_requests: int = 64
     hold_after: int | None = None
     """Outputs given before a request stalls for ever; None: never stalls."""
+    expected_wait: float = 0.0
     pace: float = 0.0
     """Seconds between a request's outputs."""
     load_error: BaseException | None = None
@@ -229,7 +230,8 @@ class ScriptedEngine:
     def submit(self, request: GenerationRequest) -> OutputStream:
         self.limits.check(request)
         if len(self.playing) >= self.max_requests:
-            raise QueueFullError(f"The server already holds {self.max_requests} requests.")
+            message = f"The server already holds {self.max_requests} requests."
+            raise QueueFullError(message, self.expected_wait)
         if request.request_id in {known.request_id for known in self.submitted}:
             raise ValueError(f"request id {request.request_id!r} is already in use")
         self.submitted.append(request)

@@ -10,11 +10,12 @@ import httpx
 import openai
 import pytest
 
-from engine.config import Config
+from engine.config import AdmissionConfig, Config
 from engine.request import QUEUE_TIMEOUT, FinishReason
 from server.admission import Admission
 from server.api_keys import ApiKeys
 from server.app import create_app
+from server.errors import ApiError
 from tests.server.live_server import live_server, wait_until
 from tests.server.scripted_engine import Step
 
@@ -128,6 +129,55 @@ class TestConcurrency:
             for _ in range(3):
                 assert (await http.post("/v1/completions", json=BODY)).status_code == 500
         assert admission_of(app).num_requests == 0
+
+
+class TestRetryAfter:
+    """An estimate from the queue and the pace, within bounds."""
+
+    @pytest.mark.parametrize(("expected", "told"), [(0.0, 1), (1.0, 1), (4.2, 5), (1e9, 60)])
+    async def test_of_a_full_queue(self, client, engine, expected, told):
+        engine.max_requests, engine.expected_wait = 0, expected
+        response = await client.complete()
+        assert_refused(response, 429, "queue_full", "rate_limit_error")
+        assert response.headers["retry-after"] == str(told)
+
+    async def test_of_a_wait_that_was_too_long(self, client, engine):
+        engine.expected_wait = 7.5
+        engine.script = lambda request: [
+            Step("", (), FinishReason.ERROR, error="It waited.", error_code=QUEUE_TIMEOUT)
+        ]
+        assert (await client.complete()).headers["retry-after"] == "8"
+
+    def test_of_the_limits_on_requests(self):
+        now = [0.0]
+        config = AdmissionConfig(max_requests=3, max_requests_per_key=1)
+        admission = Admission(config, clock=lambda: now[0])
+
+        def told(client: str) -> str:
+            with pytest.raises(ApiError) as raised:
+                admission.enter(client)
+            assert raised.value.status in (429, 503)
+            return raised.value.headers["Retry-After"]
+
+        for _ in range(4):
+            admission.enter("slow")
+            now[0] += 20.0
+            admission.leave("slow")
+        admission.enter("slow")
+        for _ in range(96):
+            admission.enter("fast")
+            now[0] += 0.25
+            admission.leave("fast")
+        admission.enter("fast")
+        now[0] += 2.0
+        assert told("fast") == "1", "one of its own ends in 0.3 s"
+        assert told("slow") == "27", "of its own, 4 have ended in 106 s"
+        admission.enter("third")
+        assert told("fourth") == "1", "whoever ends makes room"
+        now[0] += 1000.0
+        assert told("fourth") == "32", "it has been silent for long"
+        admission.draining = True
+        assert told("fourth") == "20", "the drain timeout ends them all"
 
 
 class TestWhatTheEngineIsTold:
