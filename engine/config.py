@@ -123,6 +123,15 @@ class LimitsConfig(Section):
     max_header_bytes: int = Field(
         16 << 10, ge=1024, description="request line and headers; more is answered 431 or 400"
     )
+    header_timeout: float = Field(
+        20.0,
+        gt=0,
+        description="seconds until the head of a request must be there; then it is answered 408 "
+        "and the connection closed, in silence where nothing has come",
+    )
+    body_timeout: float = Field(
+        60.0, gt=0, description="seconds from then until its body must be there; the same"
+    )
     max_prompts: int = Field(64, ge=1, description="prompts in one completions request")
     max_choices: int = Field(16, ge=1, description="choices (`n`, `best_of`) of a prompt")
     max_logprobs: int = Field(20, ge=0, description="alternatives listed per token")

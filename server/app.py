@@ -121,7 +121,11 @@ def create_app(
             ),
             Middleware(ApiKeyMiddleware, keys=keys or ApiKeys({})),
             Middleware(AdmissionMiddleware, admission=admission),
-            Middleware(BodyLimitMiddleware, max_bytes=config.limits.max_body_bytes),
+            Middleware(
+                BodyLimitMiddleware,
+                max_bytes=config.limits.max_body_bytes,
+                timeout=config.limits.body_timeout,
+            ),
         ],
     )
     app.state.context = ServerContext(engine, config, admission)

@@ -6,6 +6,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from engine.config import Config
+from server.http_protocol import make_protocol
 
 KEEP_ALIVE_SECONDS = 75
 """Longer than clients keep idle connections, so that they never reuse one as it closes."""
@@ -18,8 +19,7 @@ def http_options(app: ASGIApp, config: Config, *, shutdown_seconds: int) -> uvic
     """
     return uvicorn.Config(
         app,
-        # The limit on headers is h11's; with another parser installed it would not hold.
-        http="h11",
+        http=make_protocol(config.limits),
         h11_max_incomplete_event_size=config.limits.max_header_bytes,
         ws="none",
         lifespan="on",

@@ -18,6 +18,8 @@ LIMITS = {
     "max_body_bytes": 8192,
     "max_headers": 20,
     "max_header_bytes": 4096,
+    "header_timeout": 20.0,
+    "body_timeout": 20.0,
     "max_prompts": 4,
     "max_choices": 3,
     "max_logprobs": 3,
@@ -156,6 +158,8 @@ def test_every_limit_is_tested():
         "max_schema_seconds",  # tests/e2e
         "max_headers",
         "max_header_bytes",
+        "header_timeout",  # test_http_protocol
+        "body_timeout",
     }
     assert {entry[0] for entry in OVER_AND_AT} | elsewhere == set(LimitsConfig.model_fields)
     assert set(LIMITS) == set(LimitsConfig.model_fields)
