@@ -140,6 +140,7 @@ def load_parts(config: Config) -> EngineParts:
         files,
         config,
         placement,
+        quantization=config.quantization,
         memory_key="kv.memory_mib",
         memory_mib=config.kv.memory_mib,
         gpu_share=config.kv.gpu_memory_fraction
@@ -227,6 +228,7 @@ def _load_draft(
         files,
         config,
         placement,
+        quantization=config.draft_quantization,
         memory_key="kv.draft_memory_mib",
         memory_mib=config.kv.draft_memory_mib,
         gpu_share=config.kv.gpu_memory_fraction / 2,

@@ -20,6 +20,7 @@ from pydantic_settings import (
 
 DeviceName = Literal["auto", "cpu", "cuda"]
 DtypeName = Literal["auto", "float32", "bfloat16"]
+QuantizationName = Literal["auto", "int8", "int4", "int4_head", "none"]
 LogFormat = Literal["console", "json"]
 DrafterName = Literal["grammar", "predicted", "ngram", "model", "universal"]
 
@@ -295,9 +296,15 @@ class Config(BaseSettings):
     runner: Literal["auto", "native", "torch"] = Field(
         "auto", description="who runs the models on a CPU; auto: native where it can, else torch"
     )
-    quantization: Literal["auto", "int8", "int4", "none"] = Field(
+    quantization: QuantizationName = Field(
         "auto",
-        description="weights of the native runner; auto: a GGUF file's own, int8 for safetensors",
+        description="weights of the native runner; auto: as a GGUF file has them, int8 for "
+        "safetensors; int8, int4: wider ones rounded to so many bits, the head to 8; int4_head: to "
+        "4, the head too; none: as in the file",
+    )
+    draft_quantization: QuantizationName = Field(
+        "int4_head",
+        description="the same for draft models, whose rounding costs acceptance, never answers",
     )
     max_context: int | None = Field(
         None, ge=16, description="tokens of prompt + output; default: the model's own limit"

@@ -16,8 +16,8 @@ MAX_LINES = 450
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"request", "metrics", "config", "pace", "watchdog"}),
     frozenset({"plan", "recovery", "sequence", "blocks", "admission", "summary"}),
-    frozenset({"waiting"}),
-    frozenset({"scheduler", "text", "sampling", "kernels"}),
+    frozenset({"waiting", "kernels"}),
+    frozenset({"scheduler", "text", "sampling"}),
     frozenset({"models"}),
     frozenset({"draft", "verify", "isolation"}),
     frozenset({"core"}),

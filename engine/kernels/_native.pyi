@@ -58,6 +58,7 @@ def pack_gguf(
     pool: ThreadPool,
     ggml_type: int,
     source: Bytes,
+    format: int,
     rows: int,
     cols: int,
     rotary_heads: int,
@@ -77,5 +78,13 @@ def linear(
 def time_linear(
     pool: ThreadPool, variant: str, matrices: Sequence[PackedMatrix], x: Floats, passes: int
 ) -> list[float]: ...
+def likely_winners(
+    variant: str,
+    logits: Floats,
+    lowest: Floats,
+    score_to_beat: Floats,
+    keys: Int64Array,
+    noise_ids: Int64Array,
+) -> tuple[Int64Array, Int64Array]: ...
 def read_bytes(pool: ThreadPool, variant: str, data: Bytes) -> int: ...
 def kv_block_bytes(shape: Mapping[str, Any], layers: int, block_size: int, kv_type: int) -> int: ...

@@ -69,10 +69,11 @@ class CpuRunner:
             )
         except ValueError as error:
             raise UnsupportedModelError(f"{spec.architecture} can't be served: {error}") from error
+        copied = spec.tied and {"embedding", "head"} <= weights.matrices.keys()
         self._logits = np.empty((0, spec.vocab), np.float32)
         self._info = ModelInfo(
             architecture=spec.architecture,
-            num_parameters=weights.num_parameters,
+            num_parameters=weights.num_parameters - (spec.vocab * spec.hidden if copied else 0),
             vocab_size=spec.vocab,
             max_context=spec.max_context,
             device="cpu",

@@ -15,7 +15,7 @@ from engine.models.cpu_runner import CpuRunner
 from engine.models.decoder_spec import decoder_spec
 from engine.models.gguf import hf_folder, torch_folder
 from engine.models.memory import InsufficientMemoryError
-from engine.models.packing import packed_weights
+from engine.models.packing import Quantization, packed_weights
 from engine.models.runner import KvBudget, ModelRunner, UnsupportedModelError
 from engine.models.source import ModelFiles, resolve
 from engine.models.torch_runner import TorchRunner
@@ -51,6 +51,7 @@ def load_runner(
     config: Config,
     placement: Placement,
     *,
+    quantization: Quantization,
     memory_key: str,
     memory_mib: int,
     gpu_share: float,
@@ -58,6 +59,7 @@ def load_runner(
     """Load a model with its KV cache.
 
     Args:
+        quantization: of the weights, if the model runs natively.
         memory_key: the configuration key that `memory_mib` comes from, for messages.
         memory_mib: for KV blocks, on a CPU.
         gpu_share: of the free GPU memory for KV blocks, after the weights are loaded.
@@ -75,7 +77,7 @@ def load_runner(
         in_main_memory=placement.device.type == "cpu",
     )
     try:
-        return _load(files, config, placement, budget)
+        return _load(files, config, placement, quantization, budget)
     except InsufficientMemoryError as error:
         raise ConfigError(
             f"{memory_key}: the KV blocks of {files.name} take {error.needed >> 20} MiB of the "
@@ -90,7 +92,13 @@ def load_runner(
         ) from error
 
 
-def _load(files: ModelFiles, config: Config, placement: Placement, budget: KvBudget) -> ModelRunner:
+def _load(
+    files: ModelFiles,
+    config: Config,
+    placement: Placement,
+    quantization: Quantization,
+    budget: KvBudget,
+) -> ModelRunner:
     if placement.device.type == "cpu" and config.runner != "torch":
         reason = CpuRunner.supports(_read_config(files))
         if reason is None:
@@ -99,7 +107,7 @@ def _load(files: ModelFiles, config: Config, placement: Placement, budget: KvBud
                 budget=budget,
                 kv_dtype="bfloat16" if placement.dtype == torch.bfloat16 else "float32",
                 threads=config.threads,
-                quantization=config.quantization,
+                quantization=quantization,
             )
         if config.runner == "native":
             raise UnsupportedModelError(f"{files.name} can't run natively: {reason}")

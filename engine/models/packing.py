@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Quantization = Literal["auto", "int8", "int4", "none"]
+Quantization = Literal["auto", "int8", "int4", "int4_head", "none"]
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 
-_VERSION = 1
+_VERSION = 2
 """Raised whenever the layout of packed bytes changes."""
 _MAGIC = b"SLIPPACK"
 _ALIGNMENT = 4096
@@ -57,6 +57,9 @@ class Format(IntEnum):
     Q6_SUPER = 6
     Q8_SYMMETRIC = 7
     Q8_AFFINE = 8
+
+
+_WIDER_THAN_INT4 = (Format.Q6_SUPER, Format.Q8_SYMMETRIC, Format.Q8_AFFINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +124,9 @@ def packed_weights(
     """The packed weights of a model, from the cache if they are there.
 
     Args:
-        quantization: of weights that are not quantized in the file: groups of 32 rounded to the
-            nearest int8 or int4 (embedding and head never below int8), or kept as they are;
-            `auto` is int8.
+        quantization: what wider weights are rounded to, in groups of 32: int8 or int4 (embedding
+            and head stay at int8), int4_head (only the embedding does); `none` keeps all weights
+            as the file has them, `auto` keeps what is quantized there and rounds the rest to int8.
 
     Raises:
         UnsupportedModelError: the native decoder can't hold some tensor; names it.
@@ -155,7 +158,7 @@ def _plan(weights: WeightFiles, quantization: Quantization) -> list[_Entry]:
     native = load_native()
     entries: list[_Entry] = []
     offset = 0
-    for name, tensor in weights.tensors.items():
+    for name, tensor in _tensors(weights, quantization).items():
         if len(tensor.shape) == 1:
             rows, cols, format_ = 1, tensor.shape[0], _VECTOR
             size = 4 * cols
@@ -172,17 +175,26 @@ def _plan(weights: WeightFiles, quantization: Quantization) -> list[_Entry]:
     return entries
 
 
+def _tensors(weights: WeightFiles, quantization: Quantization) -> Mapping[str, Tensor]:
+    """Those of the files, and a head of its own where a tied one is rounded more."""
+    tensors = weights.tensors
+    if quantization == "int4_head" and "embedding" in tensors and "head" not in tensors:
+        return {**tensors, "head": tensors["embedding"]}
+    return tensors
+
+
 def _matrix_format(name: str, tensor: Tensor, quantization: Quantization) -> Format:
+    keeps_bits = name == "embedding" or (name == "head" and quantization != "int4_head")
+    to_int4 = quantization in ("int4", "int4_head") and not keeps_bits
     if tensor.float_type is None:
         try:
-            return Format(load_native().format_for_gguf(tensor.ggml_type))
+            exact = Format(load_native().format_for_gguf(tensor.ggml_type))
         except ValueError as error:
             raise UnsupportedModelError(f"{name}: {error}") from error
+        return Format.Q4_AFFINE if to_int4 and exact in _WIDER_THAN_INT4 else exact
     if quantization == "none":
         return Format(int(tensor.float_type))
-    if quantization == "int4" and name not in ("embedding", "head"):
-        return Format.Q4_AFFINE
-    return Format.Q8_SYMMETRIC
+    return Format.Q4_AFFINE if to_int4 else Format.Q8_SYMMETRIC
 
 
 def _write(
@@ -201,7 +213,8 @@ def _write(
                 memory[: len(_MAGIC)] = _MAGIC
                 memory[len(_MAGIC) : len(_MAGIC) + 8] = len(header).to_bytes(8, "little")
                 memory[len(_MAGIC) + 8 : len(_MAGIC) + 8 + len(header)] = header
-                _fill(memory, data_start, entries, weights, spec, threads)
+                tensors = _tensors(weights, quantization)
+                _fill(memory, data_start, entries, tensors, weights, spec, threads)
         Path(temporary).replace(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
@@ -212,6 +225,7 @@ def _fill(
     memory: mmap.mmap,
     data_start: int,
     entries: Iterable[_Entry],
+    tensors: Mapping[str, Tensor],
     weights: WeightFiles,
     spec: DecoderSpec,
     threads: int,
@@ -219,7 +233,7 @@ def _fill(
     native = load_native()
     pool = native.ThreadPool(threads)
     for entry in entries:
-        tensor = weights.tensors[entry.name]
+        tensor = tensors[entry.name]
         out = np.frombuffer(memory, np.uint8, entry.size, data_start + entry.offset)
         heads = _rotary_heads(entry.name, spec) if weights.interleaved_rope else 0
         if entry.format == _VECTOR:
@@ -228,7 +242,14 @@ def _fill(
             tensor.float_type is None or entry.format == tensor.float_type
         ):
             native.pack_gguf(
-                pool, tensor.ggml_type, tensor.data, entry.rows, entry.cols, heads, out
+                pool,
+                tensor.ggml_type,
+                tensor.data,
+                entry.format,
+                entry.rows,
+                entry.cols,
+                heads,
+                out,
             )
         else:
             data = _halves_together(tensor, heads) if heads else tensor.data

@@ -13,11 +13,11 @@ import math
 
 import torch
 
-_UNIFORM_BITS = 32
+UNIFORM_BITS = 32
 _STRIDE = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit integer
 _MULTIPLIERS = (-4658895280553007687, -7723592293110705685)  # splitmix64's finaliser
 
-MAX_NOISE = -math.log(-math.log1p(-(2.0 ** -(_UNIFORM_BITS + 1))))
+MAX_NOISE = -math.log(-math.log1p(-(2.0 ** -(UNIFORM_BITS + 1))))
 """No token's noise exceeds this (about 22.9)."""
 
 
@@ -26,10 +26,14 @@ def row_keys(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     return _mix(_mix(seeds) + positions * _STRIDE)
 
 
+def uniform_bits(keys: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+    """32 random bits each for int64 row keys and token ids whose shapes match."""
+    return _shift_right(_mix(keys + token_ids * _STRIDE), 64 - UNIFORM_BITS)
+
+
 def gumbel_noise(keys: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
     """Standard Gumbel noise, float64, for int64 row keys and token ids of one shape."""
-    bits = _shift_right(_mix(keys + token_ids * _STRIDE), 64 - _UNIFORM_BITS)
-    uniform = (bits.to(torch.float64) + 0.5) * 2.0**-_UNIFORM_BITS
+    uniform = (uniform_bits(keys, token_ids).to(torch.float64) + 0.5) * 2.0**-UNIFORM_BITS
     return -torch.log(-torch.log(uniform))
 
 

@@ -7,52 +7,60 @@ from collections.abc import Sequence
 import torch
 
 from engine.request import SamplingParams
+from engine.sampling.reductions import ascending, double_sum
 
-_NUCLEUS_GUESS = 1024
-"""Tokens sorted at first to find a nucleus; sorting the whole vocabulary is rarely needed."""
+_USUAL_NUCLEUS = 2048
+"""Tokens among which a nucleus is looked for first."""
 
 
-def restrict(logits: torch.Tensor, params: Sequence[SamplingParams]) -> None:
-    """Set what each row's top_k, top_p and min_p rule out to -inf, in place.
+def smallest_kept(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
+    """float32[N]: the smallest logit that each row's top_k, top_p and min_p leave in.
 
     Args:
         logits: float32[N, V], already divided by the temperature.
         params: one entry a row. Tokens tied with the last one kept are kept too.
     """
     vocab_size = logits.shape[1]
-    by_k = [i for i, p in enumerate(params) if 0 < p.top_k < vocab_size]
-    if by_k:
-        _keep_at_least(logits, by_k, _kth_largest(logits[by_k], [params[i].top_k for i in by_k]))
-    by_p = [i for i, p in enumerate(params) if p.top_p < 1.0]
-    if by_p:
-        _keep_at_least(logits, by_p, _nucleus_floor(logits[by_p], [params[i].top_p for i in by_p]))
+    floors = torch.full((len(params),), -torch.inf, device=logits.device)
+    cut = [i for i, p in enumerate(params) if 0 < p.top_k < vocab_size or p.top_p < 1.0]
+    if cut:
+        index = torch.tensor(cut, device=logits.device)
+        floors[index] = _floors(ascending(logits[index]), [params[i] for i in cut])
     by_min = [i for i, p in enumerate(params) if p.min_p > 0.0]
     if by_min:
+        index = torch.tensor(by_min, device=logits.device)
         ratio = torch.tensor([params[i].min_p for i in by_min], device=logits.device)
-        _keep_at_least(logits, by_min, logits[by_min].amax(dim=1) + ratio.log())
+        least = logits[index].amax(dim=1) + ratio.log()
+        floors[index] = torch.maximum(floors[index], least)
+    return floors
 
 
-def _keep_at_least(logits: torch.Tensor, rows: list[int], floors: torch.Tensor) -> None:
-    index = torch.tensor(rows, device=logits.device)
-    logits[index] = logits[index].masked_fill(logits[index] < floors[:, None], -torch.inf)
+def _floors(ordered: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
+    """Smallest logit that top_k and top_p keep in each row of logits sorted upwards.
+
+    Top-p keeps the smallest set of likeliest tokens whose mass, of all that top-k keeps, reaches
+    top_p.
+    """
+    device, vocab_size = ordered.device, ordered.shape[1]
+    ks = [p.top_k if 0 < p.top_k < vocab_size else vocab_size for p in params]
+    floors = ordered.gather(1, vocab_size - torch.tensor(ks, device=device)[:, None])
+    if all(p.top_p >= 1.0 for p in params):
+        return floors[:, 0]
+    first_kept = torch.searchsorted(ordered, floors)[:, 0].clamp(max=vocab_size - 1)
+    kept = ordered[:, int(first_kept.min()) :]
+    weights = (kept - kept[:, -1:]).exp_()
+    if any(k < vocab_size for k in ks):
+        weights.masked_fill_(kept < floors, 0.0)
+    top_p = torch.tensor([p.top_p for p in params], dtype=torch.float64, device=device)
+    first_of_nucleus = vocab_size - _nucleus_size(weights, top_p)
+    first = torch.where(top_p < 1.0, torch.maximum(first_of_nucleus, first_kept), first_kept)
+    return ordered.gather(1, first[:, None])[:, 0]
 
 
-def _kth_largest(logits: torch.Tensor, ks: list[int]) -> torch.Tensor:
-    largest = logits.topk(max(ks), dim=1).values
-    return largest.gather(1, torch.tensor(ks, device=logits.device)[:, None] - 1)[:, 0]
-
-
-def _nucleus_floor(logits: torch.Tensor, top_ps: list[float]) -> torch.Tensor:
-    """Smallest logit of the smallest set of likeliest tokens whose mass reaches top_p."""
-    wanted = torch.tensor(top_ps, device=logits.device)[:, None]
-    log_total = logits.logsumexp(dim=1, keepdim=True)
-    count = min(_NUCLEUS_GUESS, logits.shape[1])
-    while True:
-        largest = logits.topk(count, dim=1).values
-        mass = (largest - log_total).exp().cumsum(dim=1)
-        if count == logits.shape[1] or bool((mass[:, -1:] >= wanted).all()):
-            break
-        count = logits.shape[1]
-    # A token is in the nucleus when the mass before it has not reached top_p yet.
-    kept = (mass[:, :-1] < wanted).sum(dim=1, keepdim=True)
-    return largest.gather(1, kept)[:, 0]
+def _nucleus_size(weights: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """How many of each row's rising weights [N, V], from the last, reach top_p of their sum."""
+    wanted = top_p[:, None] * double_sum(weights)[:, None]
+    mass = weights[:, -_USUAL_NUCLEUS:].flip(1).cumsum(dim=1, dtype=torch.float64)
+    if bool((mass[:, -1:] < wanted).any()):
+        mass = weights.flip(1).cumsum(dim=1, dtype=torch.float64)
+    return (torch.searchsorted(mass, wanted)[:, 0] + 1).clamp(max=weights.shape[1])

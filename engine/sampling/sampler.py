@@ -7,8 +7,10 @@ from collections.abc import Sequence
 import torch
 
 from engine.request import SamplingParams
-from engine.sampling.noise import MAX_NOISE, gumbel_noise, row_keys
-from engine.sampling.restrict import restrict
+from engine.sampling.candidates import likely_winners
+from engine.sampling.noise import gumbel_noise, row_keys
+from engine.sampling.reductions import argmax
+from engine.sampling.restrict import smallest_kept
 
 INVALID = -1
 """In place of a token, where the logits are no numbers."""
@@ -34,14 +36,15 @@ def sample(
         logits, the request's seed and the position. `INVALID` where the logits hold a NaN or
         infinity, or allow no token.
     """
-    tokens = logits.argmax(dim=1)
+    tokens = argmax(logits)
     # A NaN or infinity counts as the largest, so the largest tells of any in its row.
     is_valid = logits.gather(1, tokens[:, None])[:, 0].isfinite()
     drawn = [i for i, p in enumerate(params) if not p.greedy]
     if drawn:
         index = torch.tensor(drawn, device=logits.device)
+        rows = logits if len(drawn) == len(params) else logits[index]
         tokens[index] = _draw(
-            logits[index], [params[i] for i in drawn], [positions[i] for i in drawn], noise_ids
+            rows, [params[i] for i in drawn], [positions[i] for i in drawn], noise_ids
         )
     ids: list[int] = tokens.where(is_valid, INVALID).tolist()
     return ids
@@ -54,26 +57,23 @@ def _draw(
     noise_ids: torch.Tensor | None,
 ) -> torch.Tensor:
     device = logits.device
-
-    def noise(row_keys: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-        return gumbel_noise(row_keys, columns if noise_ids is None else noise_ids[columns])
-
-    temperatures = torch.tensor([p.temperature for p in params], device=device)
-    logits = logits / temperatures[:, None]
-    restrict(logits, params)
+    if noise_ids is None:
+        noise_ids = torch.arange(logits.shape[1], device=device)
+    if any(p.temperature != 1.0 for p in params):
+        temperatures = torch.tensor([p.temperature for p in params], device=device)
+        logits = logits / temperatures[:, None]
+    floors = smallest_kept(logits, params)
     keys = row_keys(
         torch.tensor([p.seed for p in params], device=device),
         torch.tensor(positions, device=device),
     )
-    best_logit, best_token = logits.max(dim=1)
-    score_of_best = best_logit.to(torch.float64) + noise(keys, best_token)
-    # Noise is bounded, so a token this far below can't win: no noise is drawn for it.
-    can_win = logits > (score_of_best - MAX_NOISE)[:, None]
-    can_win[torch.arange(len(params), device=device), best_token] = True
-    rows, tokens = can_win.nonzero(as_tuple=True)
-    scores = logits[rows, tokens].to(torch.float64) + noise(keys[rows], tokens)
-    best_score = torch.full_like(score_of_best, -torch.inf)
+    likeliest = argmax(logits)
+    best_score = logits.gather(1, likeliest[:, None])[:, 0].to(torch.float64)
+    best_score += gumbel_noise(keys, noise_ids[likeliest])
+    rows, tokens = likely_winners(logits, floors, best_score, keys, noise_ids)
+    scores = logits[rows, tokens].to(torch.float64) + gumbel_noise(keys[rows], noise_ids[tokens])
     best_score.scatter_reduce_(0, rows, scores, "amax")
     winners = scores == best_score[rows]
-    chosen = torch.full_like(best_token, logits.shape[1])
-    return chosen.scatter_reduce_(0, rows[winners], tokens[winners], "amin")
+    winner = likeliest.clone()
+    # Of equal scores the smallest id wins.
+    return winner.scatter_reduce_(0, rows[winners], tokens[winners], "amin", include_self=False)

@@ -125,12 +125,12 @@ for seed in range(int(sys.argv[1]), int(sys.argv[2])):
     try:
         if rng.random() < 0.5:
             size = native.gguf_row_bytes(kind, cols) * rows
-            format_ = native.format_for_gguf(kind)
+            format_ = int(rng.choice([native.format_for_gguf(kind), 3, 7]))
             wrong = int(rng.choice([0, 0, 0, -1, 1, 64]))
             data = rng.integers(0, 256, max(0, size + wrong), np.uint8)
             out = aligned(native.packed_bytes(format_, rows, cols))
             heads = int(rng.choice([0, 0, 0, 0, 1, 2, 3]))
-            native.pack_gguf(pool, kind, data, rows, cols, heads, out)
+            native.pack_gguf(pool, kind, data, format_, rows, cols, heads, out)
         else:
             format_ = int(rng.choice([0, 1, 2, 3, 7, rng.integers(-1, 12)]))
             type_ = int(rng.integers(-1, 4))

@@ -43,14 +43,21 @@ def dequantized(quantization: str, blocks: npt.NDArray[np.uint8]) -> npt.NDArray
     return gguf.dequantize(blocks, GGMLQuantizationType[quantization])
 
 
-def packed(quantization: str, blocks: npt.NDArray[np.uint8], cols: int, rotary_heads: int = 0):  # type: ignore[no-untyped-def]
-    """A PackedMatrix of GGUF blocks."""
+def packed(  # type: ignore[no-untyped-def]
+    quantization: str,
+    blocks: npt.NDArray[np.uint8],
+    cols: int,
+    rotary_heads: int = 0,
+    format_: int | None = None,
+):
+    """A PackedMatrix of GGUF blocks, by default in the format that holds them exactly."""
     native = load_native()
     ggml_type = int(GGMLQuantizationType[quantization])
-    format_ = native.format_for_gguf(ggml_type)
+    format_ = native.format_for_gguf(ggml_type) if format_ is None else format_
     out = aligned(native.packed_bytes(format_, len(blocks), cols))
     pool = native.ThreadPool(2)
-    native.pack_gguf(pool, ggml_type, blocks.reshape(-1), len(blocks), cols, rotary_heads, out)
+    source = blocks.reshape(-1)
+    native.pack_gguf(pool, ggml_type, source, format_, len(blocks), cols, rotary_heads, out)
     return native.PackedMatrix(format_, len(blocks), cols, out)
 
 

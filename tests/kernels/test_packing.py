@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from engine.kernels import load_native
@@ -45,23 +46,52 @@ def test_rows_of_interleaved_rope_become_halves() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("format_", "levels"), [(Format.Q8_SYMMETRIC, 254), (Format.Q4_AFFINE, 15)]
-)
-def test_rounding_stays_within_half_a_step(format_: Format, levels: int) -> None:
+def grouped(weights: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """[rows, groups, 32], padded with zeros."""
+    rows, cols = weights.shape
+    padded = np.zeros((rows, -(-cols // 32) * 32), np.float32)
+    padded[:, :cols] = weights
+    return padded.reshape(rows, -1, 32)
+
+
+def min_max_rounded(groups: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """To 4 bits between each group's least and largest value."""
+    low, high = groups.min(-1, keepdims=True), groups.max(-1, keepdims=True)
+    step = (high - low) / 15
+    return low + np.round((groups - low) / step) * step
+
+
+def test_rounding_to_int8_stays_within_half_a_step() -> None:
     weights = np.random.default_rng(0).standard_normal((33, 80)).astype(np.float32)
-    error = np.abs(unpacked(packed_floats(weights, format_)) - weights)
-    padded = np.zeros((33, 96), np.float32)
-    padded[:, :80] = weights
-    groups = padded.reshape(33, 3, 32)
-    if format_ is Format.Q8_SYMMETRIC:
-        extent = 2 * np.abs(groups).max(-1)
-    else:
-        extent = groups.max(-1) - groups.min(-1)
-    # The scale and minimum are float16: up to 2^-11 of the largest value comes on top.
-    bound = extent / levels / 2 + np.abs(groups).max(-1) * 2.0**-10
-    assert (error <= np.repeat(bound, 32, axis=1)[:, :80]).all()
+    error = np.abs(grouped(unpacked(packed_floats(weights, Format.Q8_SYMMETRIC)) - weights))
+    largest = np.abs(grouped(weights)).max(-1, keepdims=True)
+    # The scale is float16: up to 2^-11 of the largest value comes on top.
+    assert (error <= largest / 127 / 2 + largest * 2.0**-10).all()
     assert error.max() > 0
+
+
+def test_rounding_to_int4_errs_less_than_between_least_and_largest() -> None:
+    weights = np.random.default_rng(0).standard_normal((33, 80)).astype(np.float32)
+    groups = grouped(weights)
+    error = grouped(unpacked(packed_floats(weights, Format.Q4_AFFINE)) - weights)
+    plain = min_max_rounded(groups) - groups
+    assert 0 < (error**2).mean() < 0.9 * (plain**2).mean()
+    # The scale and minimum are float16.
+    largest = np.abs(groups).max(-1, keepdims=True)
+    assert ((error**2).mean(-1) <= (plain**2).mean(-1) + (largest[..., 0] * 2.0**-10) ** 2).all()
+
+
+@pytest.mark.parametrize("quantization", ["Q5_0", "Q8_0", "Q6_K", "Q5_1"])
+def test_blocks_round_to_int4_as_their_values_would(quantization: str) -> None:
+    blocks = random_blocks(quantization, 33, 256)
+    values = dequantized(quantization, blocks)
+    rounded = unpacked(packed(quantization, blocks, 256, format_=int(Format.Q4_AFFINE)))
+    np.testing.assert_array_equal(rounded, unpacked(packed_floats(values, Format.Q4_AFFINE)))
+
+
+def test_blocks_pack_to_no_other_format() -> None:
+    with pytest.raises(ValueError, match="int8, int4 or the format"):
+        packed("Q4_0", random_blocks("Q4_0", 16, 64), 64, format_=int(Format.Q6_SUPER))
 
 
 def test_kept_floats_are_untouched() -> None:

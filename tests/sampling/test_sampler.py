@@ -11,8 +11,8 @@ from scipy import stats
 from engine.request import SamplingParams
 from engine.sampling.logprobs import token_logprobs
 from engine.sampling.noise import MAX_NOISE, gumbel_noise, row_keys
-from engine.sampling.restrict import restrict
-from engine.sampling.sampler import sample
+from engine.sampling.restrict import smallest_kept
+from engine.sampling.sampler import INVALID, sample
 
 NUM_SAMPLES = 20_000
 
@@ -110,17 +110,46 @@ def test_noise_of_neighbouring_keys_is_uncorrelated(lag: str) -> None:
     assert abs(np.corrcoef(noise[:-1], noise[1:])[0, 1]) < 0.02
 
 
-def test_wide_nucleus_sorts_the_whole_vocabulary() -> None:
+def kept(logits: torch.Tensor, *rows: SamplingParams) -> list[int]:
+    """How many tokens of each row are left in."""
+    return (logits >= smallest_kept(logits, rows)[:, None]).sum(dim=1).tolist()
+
+
+def test_wide_nucleus_keeps_ties() -> None:
     logits = torch.zeros(1, 5000)
     logits[0, :10] = 1e-3
-    restrict(logits, [params(temperature=1.0, top_p=0.9)])
-    assert torch.isfinite(logits).sum() == 5000  # all but ten are tied with the last one kept
+    # All but ten are tied with the last one kept.
+    assert kept(logits, params(temperature=1.0, top_p=0.9)) == [5000]
 
 
 def test_top_k_beyond_the_vocabulary_keeps_everything() -> None:
-    logits = torch.randn(1, 10)
-    restrict(logits, [params(top_k=10_000)])
-    assert torch.isfinite(logits).all()
+    assert kept(torch.randn(1, 10), params(top_k=10_000)) == [10]
+
+
+def test_rows_are_cut_each_in_its_own_way() -> None:
+    logits = torch.linspace(-200.0, 0.0, 5000).repeat(3, 1)
+    rows = params(top_k=4000), params(top_p=0.5, temperature=1.0), params(min_p=0.5)
+    by_k, by_p, by_min = kept(logits, *rows)
+    assert by_k == 4000
+    assert 0 < by_p < 100
+    assert by_min == 18  # log(2) / (200 / 4999), and the likeliest
+
+
+def test_top_p_counts_only_what_top_k_keeps() -> None:
+    logits = torch.log(torch.tensor([[0.4, 0.2, 0.2, 0.1, 0.1]]))
+    logits[0, 1] += 1e-3
+    assert kept(logits, params(top_k=2, top_p=0.6)) == [1]
+    assert kept(logits, params(top_p=0.6)) == [2]
+
+
+def test_rows_without_numbers_do_no_harm() -> None:
+    logits = torch.full((3, 50), torch.nan)
+    logits[1] = torch.linspace(0.0, 9.0, 50)
+    logits[2] = -torch.inf
+    rows = [params(temperature=1.0, top_k=5, top_p=0.5, seed=i) for i in range(3)]
+    bad, good, empty = sample(logits, rows, [0, 0, 0])
+    assert (bad, empty) == (INVALID, INVALID)
+    assert 45 <= good < 50
 
 
 def test_logprobs_are_those_of_the_unprocessed_logits() -> None:

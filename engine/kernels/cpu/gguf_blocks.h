@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "decoded_group.h"
 #include "half.h"
 
 namespace slipstream {
@@ -36,15 +37,6 @@ inline BlockShape block_shape(int type) {
                                          " is not supported");
   }
 }
-
-// One group as the packed formats want it; which fields count depends on the format.
-struct DecodedGroup {
-  uint8_t q[32] = {};
-  uint16_t d = 0, m = 0;           // float16 scale (super-scale) and minimum (super-minimum)
-  uint8_t small_scale = 0, small_minimum = 0;
-  int8_t half_scales[2] = {};
-  float scale = 0.0f, minimum = 0.0f;  // of Q8Affine
-};
 
 inline uint16_t read_u16(const uint8_t* p) {
   uint16_t v;

@@ -98,6 +98,15 @@ struct AttentionTask {
   float* scores = nullptr;               // scratch, kMaxQueries * padded context floats
 };
 
+// One row's draw of a token, see engine/sampling/candidates.py.
+struct DrawRow {
+  const float* logits = nullptr;
+  const int64_t* noise_ids = nullptr;
+  uint64_t key = 0;
+  float lowest = 0.0f;         // smallest logit that may win
+  float score_to_beat = 0.0f;  // a logit with its noise
+};
+
 enum class Activation : uint8_t { Silu = 0, GeluTanh = 1 };
 
 struct Kernels {
@@ -113,6 +122,8 @@ struct Kernels {
   void (*attention)(const AttentionTask&);
   void (*gated)(const float* gate, const float* up, int n, Activation, float* out);
   void (*add)(const float* x, int n, float* into);
+  // Writes the columns in [begin, end) that may win the draw, and returns how many.
+  int (*likely_winners)(const DrawRow&, int begin, int end, int32_t* columns);
   // Sums 64-byte vectors, so that a benchmark can measure the read bandwidth.
   uint64_t (*read)(const uint8_t* data, size_t bytes);
 };

@@ -58,9 +58,15 @@ struct PackedMatrix {
   }
 };
 
-void pack_gguf(ThreadPool& pool, int ggml_type, Bytes source, int rows, int cols, int rotary_heads,
-               Output<uint8_t, 1> out) {
-  const Matrix m = shaped(static_cast<int>(format_for_gguf(ggml_type)), rows, cols);
+bool can_round_to(Format format) {
+  return format == Format::Q8Symmetric || format == Format::Q4Affine;
+}
+
+void pack_gguf(ThreadPool& pool, int ggml_type, Bytes source, int format, int rows, int cols,
+               int rotary_heads, Output<uint8_t, 1> out) {
+  const Matrix m = shaped(format, rows, cols);
+  require(can_round_to(m.format) || m.format == format_for_gguf(ggml_type),
+          "GGUF blocks pack to int8, int4 or the format of their type");
   require(source.size() == static_cast<size_t>(gguf_row_bytes(ggml_type, cols) * rows),
           "the source does not have the tensor's size");
   require(out.size() == m.bytes(), "the output does not have the packed matrix's size");
@@ -77,8 +83,7 @@ void pack_floats(ThreadPool& pool, int type, Bytes source, int format, int rows,
                  Output<uint8_t, 1> out) {
   const Matrix m = shaped(format, rows, cols);
   require(type >= 0 && type <= 2, "unknown float type");
-  require(m.format == Format::Q8Symmetric || m.format == Format::Q4Affine ||
-              format == type, "floats pack to int8, int4 or their own type");
+  require(can_round_to(m.format) || format == type, "floats pack to int8, int4 or their own type");
   require(source.size() == static_cast<size_t>(rows) * static_cast<size_t>(cols) * (type == 0 ? 4 : 2),
           "the source does not have the tensor's size");
   require(out.size() == m.bytes(), "the output does not have the packed matrix's size");
@@ -135,6 +140,10 @@ void run_linear(ThreadPool& pool, const Kernels& kernels, const Matrix& m, const
   });
 }
 
+struct Found {
+  std::vector<int64_t> rows, columns;
+};
+
 // x [T, cols] -> out [T, rows]; `precise`: with the remainder that rounding x leaves.
 void linear(ThreadPool& pool, const std::string& variant, const PackedMatrix& packed,
             Input<float, 2> x, Output<float, 2> out, bool precise) {
@@ -178,6 +187,36 @@ std::vector<double> time_linear(ThreadPool& pool, const std::string& variant,
         std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count());
   }
   return seconds;
+}
+
+// Rows and columns of the tokens that may win each row's draw.
+nb::tuple likely_winners(const std::string& variant, Input<float, 2> logits, Floats lowest,
+                         Floats score_to_beat, Input<int64_t, 1> keys,
+                         Input<int64_t, 1> noise_ids) {
+  const Kernels& kernels = select_kernels(variant);
+  const size_t rows = logits.shape(0), vocab = logits.shape(1);
+  require(lowest.size() == rows && score_to_beat.size() == rows && keys.size() == rows,
+          "lowest, score_to_beat and keys must have one entry a row");
+  require(noise_ids.size() == vocab, "noise_ids must be [vocabulary]");
+  auto found = std::make_unique<Found>();
+  {
+    const nb::gil_scoped_release release;
+    std::vector<int32_t> columns(vocab);
+    for (size_t r = 0; r < rows; ++r) {
+      const DrawRow row{logits.data() + r * vocab, noise_ids.data(),
+                        static_cast<uint64_t>(keys.data()[r]), lowest.data()[r],
+                        score_to_beat.data()[r]};
+      const int count = kernels.likely_winners(row, 0, static_cast<int>(vocab), columns.data());
+      found->rows.insert(found->rows.end(), static_cast<size_t>(count), static_cast<int64_t>(r));
+      found->columns.insert(found->columns.end(), columns.begin(), columns.begin() + count);
+    }
+  }
+  const size_t count = found->rows.size();
+  Found* raw = found.release();
+  const nb::capsule owner(raw, [](void* p) noexcept { delete static_cast<Found*>(p); });
+  using Array = nb::ndarray<nb::numpy, int64_t, nb::ndim<1>>;
+  return nb::make_tuple(Array(raw->rows.data(), {count}, owner),
+                        Array(raw->columns.data(), {count}, owner));
 }
 
 uint64_t read_bytes(ThreadPool& pool, const std::string& variant, Bytes data) {
@@ -355,13 +394,16 @@ NB_MODULE(_native, m) {
       .def_prop_ro("nbytes", [](const PackedMatrix& p) { return p.matrix.bytes(); })
       .def("dequantize", &dequantize, nb::arg("first_row"), nb::arg("out"));
   m.def("pack_gguf", &pack_gguf, nb::arg("pool"), nb::arg("ggml_type"), nb::arg("source"),
-        nb::arg("rows"), nb::arg("cols"), nb::arg("rotary_heads"), nb::arg("out"));
+        nb::arg("format"), nb::arg("rows"), nb::arg("cols"), nb::arg("rotary_heads"),
+        nb::arg("out"));
   m.def("pack_floats", &pack_floats, nb::arg("pool"), nb::arg("type"), nb::arg("source"),
         nb::arg("format"), nb::arg("rows"), nb::arg("cols"), nb::arg("out"));
   m.def("linear", &linear, nb::arg("pool"), nb::arg("variant"), nb::arg("matrix"), nb::arg("x"),
         nb::arg("out"), nb::arg("precise") = false);
   m.def("time_linear", &time_linear, nb::arg("pool"), nb::arg("variant"), nb::arg("matrices"),
         nb::arg("x"), nb::arg("passes"));
+  m.def("likely_winners", &likely_winners, nb::arg("variant"), nb::arg("logits"),
+        nb::arg("lowest"), nb::arg("score_to_beat"), nb::arg("keys"), nb::arg("noise_ids"));
   m.def("read_bytes", &read_bytes, nb::arg("pool"), nb::arg("variant"), nb::arg("data"));
   m.def("kv_block_bytes", &kv_block_bytes, nb::arg("shape"), nb::arg("layers"),
         nb::arg("block_size"), nb::arg("kv_type"));

@@ -1,10 +1,11 @@
 #include "pack.h"
 
-#include <cmath>
 #include <cstring>
+#include <vector>
 
 #include "gguf_blocks.h"
 #include "half.h"
+#include "rounding.h"
 
 namespace slipstream {
 namespace {
@@ -92,41 +93,6 @@ float load_element(FloatType type, const void* source, int64_t index) {
   return 0.0f;
 }
 
-int clamp_round(float x, int low, int high) {
-  const int n = static_cast<int>(std::nearbyint(x));
-  return n < low ? low : n > high ? high : n;
-}
-
-// Scales are rounded to float16 first, so that the quants are the nearest to what is kept.
-DecodedGroup round_to_int8(const float x[kGroup]) {
-  float largest = 0.0f;
-  for (int i = 0; i < kGroup; ++i) largest = std::fmax(largest, std::fabs(x[i]));
-  DecodedGroup g;
-  g.d = float_to_half(largest / 127.0f);
-  const float scale = half_to_float(g.d);
-  for (int i = 0; i < kGroup; ++i) {
-    const int q = scale > 0.0f ? clamp_round(x[i] / scale, -127, 127) : 0;
-    g.q[i] = static_cast<uint8_t>(static_cast<int8_t>(q));
-  }
-  return g;
-}
-
-DecodedGroup round_to_int4(const float x[kGroup]) {
-  float low = x[0], high = x[0];
-  for (int i = 1; i < kGroup; ++i) {
-    low = std::fmin(low, x[i]);
-    high = std::fmax(high, x[i]);
-  }
-  DecodedGroup g;
-  g.d = float_to_half((high - low) / 15.0f);
-  g.m = float_to_half(low);
-  const float scale = half_to_float(g.d), minimum = half_to_float(g.m);
-  for (int i = 0; i < kGroup; ++i) {
-    g.q[i] = static_cast<uint8_t>(scale > 0.0f ? clamp_round((x[i] - minimum) / scale, 0, 15) : 0);
-  }
-  return g;
-}
-
 float dequantized(Format format, const uint8_t* block, int group, int row, int column, int q) {
   const uint8_t* small = block + 64 + group * 32;
   const uint16_t* half = reinterpret_cast<const uint16_t*>(block);
@@ -160,6 +126,45 @@ int read_quant(Format format, const uint8_t* group, int row, int column) {
   return nibble | (group[(4 + quad / 4) * kVectorBytes + at] >> (2 * (quad % 4)) & 3) << 4;
 }
 
+void pack_gguf_tile(const GgufSource& source, const Matrix& to, int t, uint8_t* tile) {
+  const int64_t row_bytes = gguf_row_bytes(source.ggml_type, to.cols);
+  std::memset(tile, 0, to.tile_bytes());
+  for (int lane = 0; lane < kTileRows && t * kTileRows + lane < to.rows; ++lane) {
+    const int64_t from = source_row(t * kTileRows + lane, to.rows, source.rotary_heads);
+    const uint8_t* row = source.data + from * row_bytes;
+    if (!is_quantized(to.format)) {
+      pack_element_row(row, to, tile, lane);
+      continue;
+    }
+    for (int64_t g = 0; g < to.cols / kGroup; ++g) {
+      write_group(to, tile, g, lane, decode_group(source.ggml_type, row, g));
+    }
+  }
+}
+
+// Rounds a row to int8 or int4; `value(column)` is its weight.
+template <class Value>
+void round_row(const Matrix& to, uint8_t* tile, int lane, Value value) {
+  for (int64_t g = 0; g < ceil_div(to.cols, kGroup); ++g) {
+    float x[kGroup] = {};
+    for (int64_t i = 0; i < kGroup && g * kGroup + i < to.cols; ++i) x[i] = value(g * kGroup + i);
+    write_group(to, tile, g, lane,
+                to.format == Format::Q8Symmetric ? round_to_int8(x) : round_to_int4(x));
+  }
+}
+
+void round_tile(const Matrix& exact, const uint8_t* from, const Matrix& to, uint8_t* tile) {
+  Matrix one = exact;
+  one.rows = kTileRows;
+  one.data = from;
+  std::vector<float> row(static_cast<size_t>(to.cols));
+  std::memset(tile, 0, to.tile_bytes());
+  for (int lane = 0; lane < kTileRows; ++lane) {
+    dequantize_row(one, lane, row.data());
+    round_row(to, tile, lane, [&](int64_t column) { return row[static_cast<size_t>(column)]; });
+  }
+}
+
 }  // namespace
 
 Format format_for_gguf(int ggml_type) {
@@ -189,20 +194,16 @@ int64_t gguf_row_bytes(int ggml_type, int64_t cols) {
 }
 
 void pack_gguf_tiles(const GgufSource& source, const Matrix& to, uint8_t* out, int begin, int end) {
-  const int64_t row_bytes = gguf_row_bytes(source.ggml_type, to.cols);
+  Matrix exact = to;
+  exact.format = format_for_gguf(source.ggml_type);
+  std::vector<uint8_t> scratch(to.format == exact.format ? 0 : exact.tile_bytes());
   for (int t = begin; t < end; ++t) {
     uint8_t* tile = out + t * to.tile_bytes();
-    std::memset(tile, 0, to.tile_bytes());
-    for (int lane = 0; lane < kTileRows && t * kTileRows + lane < to.rows; ++lane) {
-      const int64_t from = source_row(t * kTileRows + lane, to.rows, source.rotary_heads);
-      const uint8_t* row = source.data + from * row_bytes;
-      if (!is_quantized(to.format)) {
-        pack_element_row(row, to, tile, lane);
-        continue;
-      }
-      for (int64_t g = 0; g < to.cols / kGroup; ++g) {
-        write_group(to, tile, g, lane, decode_group(source.ggml_type, row, g));
-      }
+    if (scratch.empty()) {
+      pack_gguf_tile(source, to, t, tile);
+    } else {
+      pack_gguf_tile(source, exact, t, scratch.data());
+      round_tile(exact, scratch.data(), to, tile);
     }
   }
 }
@@ -219,14 +220,8 @@ void pack_float_tiles(FloatType type, const void* source, const Matrix& to, uint
         pack_element_row(static_cast<const uint8_t*>(source) + start * bytes, to, tile, lane);
         continue;
       }
-      for (int64_t g = 0; g < ceil_div(to.cols, kGroup); ++g) {
-        float x[kGroup] = {};
-        for (int64_t i = 0; i < kGroup && g * kGroup + i < to.cols; ++i) {
-          x[i] = load_element(type, source, start + g * kGroup + i);
-        }
-        write_group(to, tile, g, lane,
-                    to.format == Format::Q8Symmetric ? round_to_int8(x) : round_to_int4(x));
-      }
+      round_row(to, tile, lane,
+                [&](int64_t column) { return load_element(type, source, start + column); });
     }
   }
 }

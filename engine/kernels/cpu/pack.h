@@ -15,7 +15,8 @@ Format format_for_gguf(int ggml_type);
 // Bytes of one row of a GGUF tensor type. Throws std::invalid_argument when `cols` does not fit.
 int64_t gguf_row_bytes(int ggml_type, int64_t cols);
 
-// Packs tiles [begin, end). `rotary_heads` > 0: the file stores each head's rows interleaved for
+// Packs tiles [begin, end), exactly when `to` has the format for the type, else rounded to int8
+// (Q8Symmetric) or int4 (Q4Affine). `rotary_heads` > 0: the file stores each head's rows interleaved for
 // RoPE (llama.cpp's order for Llama) and they are put back into halves.
 struct GgufSource {
   int ggml_type = 0;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention_impl.h"
+#include "draw_impl.h"
 #include "elementwise_impl.h"
 #include "linear_impl.h"
 
@@ -9,8 +10,8 @@ namespace slipstream {
 namespace {
 
 constexpr Kernels make_table(const char* name) {
-  return {name, linear_tiles, quantize_groups, rms_norm, rope,       write_kv,
-          attention,    gated,           add_into, Simd::read};
+  return {name,  linear_tiles, quantize_groups, rms_norm,       rope,       write_kv,
+          attention, gated,    add_into,        likely_winners, Simd::read};
 }
 
 }  // namespace
