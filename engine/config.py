@@ -20,7 +20,7 @@ from pydantic_settings import (
 
 DeviceName = Literal["auto", "cpu", "cuda"]
 DtypeName = Literal["auto", "float32", "bfloat16"]
-QuantizationName = Literal["auto", "int8", "int4", "int4_head", "none"]
+QuantizationName = Literal["auto", "int8", "int4", "fast", "none"]
 LogFormat = Literal["console", "json"]
 DrafterName = Literal["grammar", "predicted", "ngram", "model", "universal"]
 
@@ -299,11 +299,11 @@ class Config(BaseSettings):
     quantization: QuantizationName = Field(
         "auto",
         description="weights of the native runner; auto: as a GGUF file has them, int8 for "
-        "safetensors; int8, int4: wider ones rounded to so many bits, the head to 8; int4_head: to "
-        "4, the head too; none: as in the file",
+        "safetensors; int8, int4: wider ones rounded to so many bits, the head to 8; fast: to 4, a "
+        "head of more than 64 million weights too; none: as in the file",
     )
     draft_quantization: QuantizationName = Field(
-        "int4_head",
+        "fast",
         description="the same for draft models, whose rounding costs acceptance, never answers",
     )
     max_context: int | None = Field(

@@ -11,8 +11,10 @@ import torch
 import transformers as tf
 
 from engine.kernels import load_native, native_available
+from engine.models import packing
 from engine.models.cpu_runner import CpuRunner
-from engine.models.packing import Quantization
+from engine.models.decoder_spec import decoder_spec
+from engine.models.packing import Format, Quantization, packed_weights
 from engine.models.runner import KvBudget, UnsupportedModelError
 from engine.models.source import ModelFiles
 from engine.plan import Slice, StepPlan
@@ -217,6 +219,29 @@ def test_fifteen_neighbours_and_stale_drafts_change_no_bit(kv_dtype: str, tmp_pa
     ).split(4)
     for tokens, own, rows in zip(requests, reversed(blocks), logits, strict=True):
         assert torch.equal(run(alone, piece(tokens, 0, len(tokens), own, len(tokens) - 4)), rows)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@pytest.mark.parametrize("head_is_large", [True, False])
+def test_fast_weights_have_a_4_bit_head_where_it_is_large(
+    family: str, head_is_large: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = FAMILIES[family]()
+    save_random_model(config, tmp_path)
+    size = config.vocab_size * config.hidden_size
+    monkeypatch.setattr(packing, "_LARGE_HEAD", size if head_is_large else size + 1)
+    files = ModelFiles("tiny", "tiny", tmp_path)
+    spec = decoder_spec(config.to_dict())
+    formats = {n: m.format for n, m in packed_weights(files, spec, "fast", 1).matrices.items()}
+    assert formats.pop("embedding") is Format.Q8_SYMMETRIC
+    head = formats.pop("head", None)
+    assert (head is Format.Q4_AFFINE) == head_is_large
+    assert (head is None) == (spec.tied and not head_is_large)
+    assert set(formats.values()) == {Format.Q4_AFFINE}
+    runner = load(tmp_path, "fast")
+    assert runner.info.num_parameters == load(tmp_path, "none").info.num_parameters
+    tokens = np.random.default_rng(8).integers(0, VOCAB, 20)
+    assert in_chunks(runner, tokens, [20], blocks_for(runner, 1)[0]).isfinite().all()
 
 
 @pytest.mark.parametrize("block_size", [1, 7, 16, 32, 48])
