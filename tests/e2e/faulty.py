@@ -26,6 +26,9 @@ from tests.server.live_server import live_server
 
 Fault = Callable[[StepPlan], None]
 
+HEADER_TIMEOUT = 1.5
+BODY_TIMEOUT = 2.0
+
 
 def no_fault(plan: StepPlan) -> None:
     """Lets the pass go on."""
@@ -165,7 +168,7 @@ def faulty_server(parts: EngineParts, **recovery: float) -> Iterator[Server]:
         return loaded.start_core
 
     engine = AsyncEngine(load, max_requests=256, recovery=config.recovery)
-    with live_server(create_app(engine, config)) as url:
+    with live_server(create_app(engine, config), config) as url:
         until(lambda: httpx.get(f"{url}/health", timeout=60).status_code == 200, timeout=60)
         yield Server(url, engine, target, drafts[-1])
 
@@ -192,5 +195,6 @@ def tiny_config(target: str, draft: str) -> Config:
         served_name="tiny",
         threads=1,
         kv={"memory_mib": 16, "draft_memory_mib": 16},
+        limits={"header_timeout": HEADER_TIMEOUT, "body_timeout": BODY_TIMEOUT},
         speculation={"policy": "fixed", "drafters": ["universal"]},
     )

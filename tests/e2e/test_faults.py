@@ -1,18 +1,6 @@
 """Faults: what the client sees of each, and how soon the server is well again.
 
-| fault | what the client sees | recovered |
-|---|---|---|
-| the draft fails for good | the same answers, undrafted | tried again after 1 to 60 s |
-| a step raises for one request | 500, or an error event; others nothing | at once |
-| invalid logits for one request | 500, or an error event; others nothing | at once |
-| a step raises for anyone | 500, or an error event; waiting ones their answer | after a restart |
-| ... and goes on to do so | 500; then 503, and /health "dead" | never: restart the process |
-| a step stalls | a pause; /health 503 "stalled" | with the step |
-| a client does not read | it is cut off; others nothing | within the bound |
-| half-open connections | others nothing | at once |
-| a storm of disconnects | others nothing | within a step |
-| the clock jumps | nothing | - |
-| the disk of the log is full | nothing | - |
+`pytest tests/e2e --fault-table` prints both; docs/operations.md has the table.
 """
 
 from __future__ import annotations
@@ -25,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +25,10 @@ import torch
 from engine.build import EngineParts, load_parts
 from engine.plan import StepPlan
 from engine.verify import INVALID_LOGITS
+from tests.e2e.fault_table import Note
 from tests.e2e.faulty import (
+    BODY_TIMEOUT,
+    HEADER_TIMEOUT,
     Server,
     always,
     faulty_server,
@@ -77,7 +69,16 @@ def neighbours(server: Server, count: int = 4) -> list[str]:
         return list(pool.map(lambda i: server.text(**SAMPLED | {"seed": i}), range(count)))
 
 
-def test_draft_that_fails_for_good_degrades_to_plain_decoding(server: Server) -> None:
+def seconds_to_answer(server: Server) -> float:
+    """Of one request as anyone might send it now."""
+    began = time.monotonic()
+    server.text(**SAMPLED)
+    return time.monotonic() - began
+
+
+def test_draft_that_fails_for_good_degrades_to_plain_decoding(
+    server: Server, note_fault: Note
+) -> None:
     expected = server.text(**SAMPLED)
     server.draft.fault = always
     answer = server.text(**SAMPLED, speculation={"mode": "universal", "stats": True})
@@ -93,12 +94,16 @@ def test_draft_that_fails_for_good_degrades_to_plain_decoding(server: Server) ->
         assert server.text(**SAMPLED) == expected
         return not server.speculation()["failing"]
 
-    assert until(works) < 10
+    seconds = until(works)
+    assert seconds < 10
+    note_fault("the draft is killed", "the same answers, without drafts", seconds)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("kind", ["raises", "invalid logits"])
-def test_fault_of_one_request_is_its_own(server: Server, kind: str, stream: bool) -> None:
+def test_fault_of_one_request_is_its_own(
+    server: Server, kind: str, stream: bool, note_fault: Note
+) -> None:
     expected = neighbours(server)
     began: list[str] = []
 
@@ -134,9 +139,12 @@ def test_fault_of_one_request_is_its_own(server: Server, kind: str, stream: bool
     assert error["type"] == "server_error"
     assert (error["message"] == INVALID_LOGITS) == (kind == "invalid logits")
     assert "kernel" not in error["message"], "the log has the details"
+    fault_name = {"raises": "a step raises for one request", "invalid logits": "NaN logits"}[kind]
+    seen = "that request 500, or an error event; the others their answers"
+    note_fault(fault_name, seen, seconds_to_answer(server))
 
 
-def test_broken_engine_restarts_and_serves_what_waits(parts: EngineParts) -> None:
+def test_broken_engine_restarts_and_serves_what_waits(parts: EngineParts, note_fault: Note) -> None:
     config = parts.config.model_copy(
         update={"scheduler": parts.config.scheduler.model_copy(update={"max_running": 2})}
     )
@@ -174,9 +182,11 @@ def test_broken_engine_restarts_and_serves_what_waits(parts: EngineParts) -> Non
         assert server.health() == (200, "ok")
         assert server.engine.metrics().restarts == 1
         server.check_nothing_held()
+        seen = "running requests 500, or an error event; waiting ones their answers"
+        note_fault("steps raise for everyone, once", seen, took)
 
 
-def test_engine_that_stays_broken_says_so(parts: EngineParts) -> None:
+def test_engine_that_stays_broken_says_so(parts: EngineParts, note_fault: Note) -> None:
     with faulty_server(parts, max_restarts=1) as server:
         server.target.fault = always
         assert server.post(**SAMPLED).status_code in (500, 503)
@@ -185,9 +195,11 @@ def test_engine_that_stays_broken_says_so(parts: EngineParts) -> None:
         assert refused.status_code == 503
         assert refused.json()["error"]["code"] == "engine_unavailable"
         assert "slipstream_engine_ready 0.0" in httpx.get(f"{server.url}/metrics").text
+        seen = "500, then 503 at once; the liveness probe has the process replaced"
+        note_fault("steps go on raising for everyone", seen, None)
 
 
-def test_stalled_step_shows_in_health_and_passes(parts: EngineParts) -> None:
+def test_stalled_step_shows_in_health_and_passes(parts: EngineParts, note_fault: Note) -> None:
     with faulty_server(parts, stall_seconds=0.1) as server, ThreadPoolExecutor(1) as pool:
         expected = server.text(**SAMPLED)
         server.hold()
@@ -197,19 +209,22 @@ def test_stalled_step_shows_in_health_and_passes(parts: EngineParts) -> None:
         server.target.fault = no_fault
         server.gate.set()
         assert answer.result() == expected
-        assert until(lambda: server.health() == (200, "ok")) < 1
+        seconds = until(lambda: server.health() == (200, "ok"))
+        assert seconds < 1
+        note_fault("a step stalls", "a pause, then the answer; `/health` 503 meanwhile", seconds)
 
 
-def test_client_that_does_not_read_is_cut_off(server: Server) -> None:
+def test_client_that_does_not_read_is_cut_off(server: Server, note_fault: Note) -> None:
     aborted = server.engine.metrics().finished["abort"]
     expected = neighbours(server)
     fields = LONG | {"stream": True, "logprobs": 20, "max_tokens": 480, "n": 16}
     slow = raw_request(server, 2048, **fields)
     until(lambda: server.engine.num_requests == 16)
     assert neighbours(server) == expected
-    until(server.is_idle, timeout=30)
+    seconds = until(server.is_idle, timeout=30)
     assert server.engine.metrics().finished["abort"] > aborted
     slow.close()
+    note_fault("a reader is slow", "its stream ends; others nothing", seconds)
 
 
 def test_dead_peers_are_found_by_the_system() -> None:
@@ -227,37 +242,50 @@ def num_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def test_half_open_connections_are_no_burden(server: Server) -> None:
+def test_half_open_connections_are_no_burden(server: Server, note_fault: Note) -> None:
     expected = neighbours(server)
     before = num_descriptors()
     host, port = server.url.removeprefix("http://").split(":")
     head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\n"
-    beginnings = ["", "POST /v1/com", head, f"{head}Content-Length: 500\r\n\r\n{{"]
-    connections = [socket.create_connection((host, int(port))) for _ in range(200)]
-    for index, connection in enumerate(connections):
-        connection.sendall(beginnings[index % len(beginnings)].encode())
-    assert neighbours(server) == expected
-    assert server.health() == (200, "ok")
-    for connection in connections:
-        connection.close()
-    until(lambda: num_descriptors() <= before + 8)
+    body_begins = f"{head}Content-Type: application/json\r\nContent-Length: 500\r\n\r\n{{"
+    beginnings = ["", "POST /v1/com", head, body_begins]
+    began = time.monotonic()
+    with ExitStack() as stack:
+        connections = [
+            stack.enter_context(socket.create_connection((host, int(port)), timeout=10))
+            for _ in range(200)
+        ]
+        for index, connection in enumerate(connections):
+            connection.sendall(beginnings[index % len(beginnings)].encode())
+        assert neighbours(server) == expected
+        assert server.health() == (200, "ok")
+        until(lambda: num_descriptors() <= before + len(connections) + 8)
+        seconds = time.monotonic() - began
+        assert seconds < HEADER_TIMEOUT + BODY_TIMEOUT
+        for index, connection in enumerate(connections):
+            answer = connection.recv(4096)
+            assert answer.startswith(b"HTTP/1.1 408 ") if beginnings[index % 4] else answer == b""
+    seen = f"408 after {HEADER_TIMEOUT:g} s (head) or {BODY_TIMEOUT:g} s (body); others nothing"
+    note_fault("200 half-open connections", seen, seconds)
 
 
-def test_storm_of_disconnects_leaves_nothing(server: Server) -> None:
+def test_storm_of_disconnects_leaves_nothing(server: Server, note_fault: Note) -> None:
     expected = neighbours(server)
     before = num_descriptors()
     connections = [raw_request(server, **LONG, stream=index % 2 == 0) for index in range(120)]
     until(lambda: server.engine.num_requests > 60)
     for connection in connections:
         connection.close()
-    assert until(server.is_idle) < 10
+    seconds = until(server.is_idle)
+    assert seconds < 10
     until(lambda: num_descriptors() <= before + 8)
     assert neighbours(server) == expected
+    note_fault("120 clients disconnect at once", "others nothing", seconds)
 
 
 @pytest.mark.parametrize("jump", [-1e6, 1e6])
 def test_clock_jumps_are_not_noticed(
-    server: Server, jump: float, monkeypatch: pytest.MonkeyPatch
+    server: Server, jump: float, monkeypatch: pytest.MonkeyPatch, note_fault: Note
 ) -> None:
     expected = server.text(**LONG)
     metrics = server.engine.metrics()
@@ -271,6 +299,7 @@ def test_clock_jumps_are_not_noticed(
     assert server.health() == (200, "ok")
     assert metrics.e2e.count == count + 1
     assert 0 < metrics.e2e.total - total < 60
+    note_fault("the clock jumps by 11 days", "nothing", None)
 
 
 class FullDisk:
@@ -284,7 +313,7 @@ class FullDisk:
 
 
 def test_full_disk_of_the_log_stops_nothing(
-    server: Server, monkeypatch: pytest.MonkeyPatch
+    server: Server, monkeypatch: pytest.MonkeyPatch, note_fault: Note
 ) -> None:
     monkeypatch.setattr("sys.stderr", FullDisk())
     handler = logging.StreamHandler(FullDisk())  # type: ignore[type-var]
@@ -297,3 +326,4 @@ def test_full_disk_of_the_log_stops_nothing(
         assert neighbours(server) == expected
     finally:
         root.removeHandler(handler)
+    note_fault("the disk of the log is full", "nothing", None)

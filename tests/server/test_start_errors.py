@@ -146,6 +146,12 @@ class TestFullDisk:
         monkeypatch.setattr(gguf, "_write_hf_files", write_files)
         assert (gguf.hf_folder(files) / "config.json").is_file()
 
+    def test_while_weights_are_packed(self, tmp_path: Path) -> None:
+        assert load_failure(OSError(errno.ENOSPC, "No space left on device")) == (
+            f"can't write to the cache in {tmp_path / 'cache'}: No space left on device; "
+            "SLIPSTREAM_CACHE can name another folder"
+        )
+
     def test_folder_that_may_not_be_written(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
