@@ -10,8 +10,9 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import httpx
 from rich.console import Console
@@ -20,6 +21,8 @@ from rich.table import Table
 from loadtest.client import Client, Record
 from loadtest.server_state import NotIdleError, read_state, settled_state
 from loadtest.target import TargetError, first_model, open_target
+
+MakeBody = Callable[[random.Random], dict[str, Any]]
 
 MAX_SLOWDOWN = 1.5
 MAX_MEMORY_GROWTH = 0.02
@@ -121,7 +124,10 @@ async def overload(
     api_key: str = "none",
     model: str | None = None,
 ) -> Overload:
-    """Run both phases, after a warm-up.
+    """Run both phases, after a warm-up that makes the server's buffers as large as they get.
+
+    Memory for logits grows with the most rows that a step has had, so the warm-up's requests
+    repeat themselves, some greedy, some sampled: there are drafts for every running request.
 
     Args:
         concurrency: requests the server runs at once (its scheduler.max_running).
@@ -136,12 +142,12 @@ async def overload(
         name = model or await first_model(http)
         client = Client(http, {"model": name, "max_tokens": max_tokens, "ignore_eos": True})
         phases = []
-        for users, length in (
-            (concurrency * factor, seconds / 4),
-            (concurrency, seconds),
-            (concurrency * factor, seconds),
+        for users, length, make_body in (
+            (concurrency * factor, seconds / 4, _repetitive),
+            (concurrency, seconds, _random),
+            (concurrency * factor, seconds, _random),
         ):
-            phases.append(await _phase(http, client, users, length))
+            phases.append(await _phase(http, client, users, length, make_body))
             try:
                 await settled_state(http)
             except (httpx.HTTPError, KeyError) as error:
@@ -150,21 +156,35 @@ async def overload(
     return Overload(normal, overloaded)
 
 
-async def _phase(http: httpx.AsyncClient, client: Client, users: int, seconds: float) -> Phase:
+def _repetitive(rng: random.Random) -> dict[str, Any]:
+    first, second = rng.sample(range(1000), 2)
+    prompt = f"{first} {second} " * _PROMPT_WORDS
+    return {"prompt": prompt, "temperature": rng.choice((0.0, 0.8)), "seed": first}
+
+
+def _random(rng: random.Random) -> dict[str, Any]:
+    prompt = " ".join(str(rng.randint(0, 999)) for _ in range(_PROMPT_WORDS))
+    return {"prompt": prompt, "temperature": 0.8, "seed": rng.randint(0, 2**31)}
+
+
+async def _phase(
+    http: httpx.AsyncClient, client: Client, users: int, seconds: float, make_body: MakeBody
+) -> Phase:
     records: list[Record] = []
     began = time.monotonic()
     watching = asyncio.create_task(_peak_memory(http, began + seconds))
     async with asyncio.TaskGroup() as group:
         for number in range(users):
-            group.create_task(_user(client, records, random.Random(number), began + seconds))
+            rng = random.Random(number)
+            group.create_task(_user(client, records, make_body, rng, began + seconds))
     return Phase(users, time.monotonic() - began, tuple(records), await watching)
 
 
-async def _user(client: Client, records: list[Record], rng: random.Random, deadline: float) -> None:
+async def _user(
+    client: Client, records: list[Record], make_body: MakeBody, rng: random.Random, deadline: float
+) -> None:
     while time.monotonic() < deadline:
-        prompt = " ".join(str(rng.randint(0, 999)) for _ in range(_PROMPT_WORDS))
-        body = {"prompt": prompt, "temperature": 0.8, "seed": rng.randint(0, 2**31)}
-        record = await client.send("overload", "/v1/completions", body)
+        record = await client.send("overload", "/v1/completions", make_body(rng))
         records.append(record)
         if record.error is not None:
             await asyncio.sleep(_REFUSED_PAUSE)
