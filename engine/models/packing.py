@@ -38,7 +38,7 @@ Quantization = Literal["auto", "int8", "int4", "fast", "none"]
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 
-_VERSION = 2
+_VERSION = 3
 """Raised whenever the layout of packed bytes changes."""
 _MAGIC = b"SLIPPACK"
 _ALIGNMENT = 4096
@@ -62,6 +62,10 @@ class Format(IntEnum):
     Q8_AFFINE = 8
 
 
+_INT4_FORMATS: dict[Quantization, Format] = {
+    "int4": Format.Q4_AFFINE,
+    "fast": Format.Q4_SYMMETRIC,
+}
 _WIDER_THAN_INT4 = (Format.Q6_SUPER, Format.Q8_SYMMETRIC, Format.Q8_AFFINE)
 
 
@@ -128,8 +132,9 @@ def packed_weights(
 
     Args:
         quantization: what wider weights are rounded to, in groups of 32: int8 or int4 (embedding
-            and head stay at int8), fast (int4, a large head included); `none` keeps all weights
-            as the file has them, `auto` keeps what is quantized there and rounds the rest to int8.
+            and head stay at int8), fast (the smallest int4, a large head too); `none` keeps all
+            weights as the file has them, `auto` what is quantized there, and rounds the rest to
+            int8.
 
     Raises:
         UnsupportedModelError: the native decoder can't hold some tensor; names it.
@@ -195,16 +200,16 @@ def _is_large(head: Tensor) -> bool:
 def _matrix_format(name: str, tensor: Tensor, quantization: Quantization) -> Format:
     rounds_head = quantization == "fast" and _is_large(tensor)
     keeps_bits = name == "embedding" or (name == "head" and not rounds_head)
-    to_int4 = quantization in ("int4", "fast") and not keeps_bits
+    to_int4 = None if keeps_bits else _INT4_FORMATS.get(quantization)
     if tensor.float_type is None:
         try:
             exact = Format(load_native().format_for_gguf(tensor.ggml_type))
         except ValueError as error:
             raise UnsupportedModelError(f"{name}: {error}") from error
-        return Format.Q4_AFFINE if to_int4 and exact in _WIDER_THAN_INT4 else exact
+        return to_int4 if to_int4 and exact in _WIDER_THAN_INT4 else exact
     if quantization == "none":
         return Format(int(tensor.float_type))
-    return Format.Q4_AFFINE if to_int4 else Format.Q8_SYMMETRIC
+    return to_int4 or Format.Q8_SYMMETRIC
 
 
 def _write(

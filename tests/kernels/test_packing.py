@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -54,11 +56,18 @@ def grouped(weights: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     return padded.reshape(rows, -1, 32)
 
 
-def min_max_rounded(groups: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+def between_extremes(groups: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     """To 4 bits between each group's least and largest value."""
     low, high = groups.min(-1, keepdims=True), groups.max(-1, keepdims=True)
     step = (high - low) / 15
     return low + np.round((groups - low) / step) * step
+
+
+def around_zero(groups: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """To 4 bits, the largest value being eight steps from zero."""
+    at = np.abs(groups).argmax(-1, keepdims=True)
+    step = np.take_along_axis(groups, at, -1) / -8
+    return np.clip(np.round(groups / step), -8, 7) * step
 
 
 def test_rounding_to_int8_stays_within_half_a_step() -> None:
@@ -70,23 +79,30 @@ def test_rounding_to_int8_stays_within_half_a_step() -> None:
     assert error.max() > 0
 
 
-def test_rounding_to_int4_errs_less_than_between_least_and_largest() -> None:
+@pytest.mark.parametrize(
+    ("format_", "plainly"),
+    [(Format.Q4_AFFINE, between_extremes), (Format.Q4_SYMMETRIC, around_zero)],
+)
+def test_rounding_to_int4_errs_less_than_by_the_extremes(
+    format_: Format, plainly: Callable[[npt.NDArray[np.float32]], npt.NDArray[np.float32]]
+) -> None:
     weights = np.random.default_rng(0).standard_normal((33, 80)).astype(np.float32)
     groups = grouped(weights)
-    error = grouped(unpacked(packed_floats(weights, Format.Q4_AFFINE)) - weights)
-    plain = min_max_rounded(groups) - groups
-    assert 0 < (error**2).mean() < 0.9 * (plain**2).mean()
+    error = grouped(unpacked(packed_floats(weights, format_)) - weights)
+    plain_error = plainly(groups) - groups
+    assert 0 < (error**2).mean() < 0.9 * (plain_error**2).mean()
     # The scale and minimum are float16.
-    largest = np.abs(groups).max(-1, keepdims=True)
-    assert ((error**2).mean(-1) <= (plain**2).mean(-1) + (largest[..., 0] * 2.0**-10) ** 2).all()
+    largest = np.abs(groups).max(-1)
+    assert ((error**2).mean(-1) <= (plain_error**2).mean(-1) + (largest * 2.0**-10) ** 2).all()
 
 
+@pytest.mark.parametrize("format_", [Format.Q4_AFFINE, Format.Q4_SYMMETRIC])
 @pytest.mark.parametrize("quantization", ["Q5_0", "Q8_0", "Q6_K", "Q5_1"])
-def test_blocks_round_to_int4_as_their_values_would(quantization: str) -> None:
+def test_blocks_round_to_int4_as_their_values_would(quantization: str, format_: Format) -> None:
     blocks = random_blocks(quantization, 33, 256)
     values = dequantized(quantization, blocks)
-    rounded = unpacked(packed(quantization, blocks, 256, format_=int(Format.Q4_AFFINE)))
-    np.testing.assert_array_equal(rounded, unpacked(packed_floats(values, Format.Q4_AFFINE)))
+    rounded = unpacked(packed(quantization, blocks, 256, format_=int(format_)))
+    np.testing.assert_array_equal(rounded, unpacked(packed_floats(values, format_)))
 
 
 def test_blocks_pack_to_no_other_format() -> None:

@@ -235,9 +235,9 @@ def test_fast_weights_have_a_4_bit_head_where_it_is_large(
     formats = {n: m.format for n, m in packed_weights(files, spec, "fast", 1).matrices.items()}
     assert formats.pop("embedding") is Format.Q8_SYMMETRIC
     head = formats.pop("head", None)
-    assert (head is Format.Q4_AFFINE) == head_is_large
+    assert (head is Format.Q4_SYMMETRIC) == head_is_large
     assert (head is None) == (spec.tied and not head_is_large)
-    assert set(formats.values()) == {Format.Q4_AFFINE}
+    assert set(formats.values()) == {Format.Q4_SYMMETRIC}
     runner = load(tmp_path, "fast")
     assert runner.info.num_parameters == load(tmp_path, "none").info.num_parameters
     tokens = np.random.default_rng(8).integers(0, VOCAB, 20)

@@ -13,6 +13,7 @@
 #include "decoder.h"
 #include "kernels.h"
 #include "pack.h"
+#include "rounding.h"
 #include "thread_pool.h"
 
 namespace nb = nanobind;
@@ -57,10 +58,6 @@ struct PackedMatrix {
     matrix.data = data.data();
   }
 };
-
-bool can_round_to(Format format) {
-  return format == Format::Q8Symmetric || format == Format::Q4Affine;
-}
 
 void pack_gguf(ThreadPool& pool, int ggml_type, Bytes source, int format, int rows, int cols,
                int rotary_heads, Output<uint8_t, 1> out) {

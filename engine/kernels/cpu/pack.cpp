@@ -142,14 +142,13 @@ void pack_gguf_tile(const GgufSource& source, const Matrix& to, int t, uint8_t* 
   }
 }
 
-// Rounds a row to int8 or int4; `value(column)` is its weight.
+// Rounds a row to what `to` has; `value(column)` is its weight.
 template <class Value>
 void round_row(const Matrix& to, uint8_t* tile, int lane, Value value) {
   for (int64_t g = 0; g < ceil_div(to.cols, kGroup); ++g) {
     float x[kGroup] = {};
     for (int64_t i = 0; i < kGroup && g * kGroup + i < to.cols; ++i) x[i] = value(g * kGroup + i);
-    write_group(to, tile, g, lane,
-                to.format == Format::Q8Symmetric ? round_to_int8(x) : round_to_int4(x));
+    write_group(to, tile, g, lane, round_group(to.format, x));
   }
 }
 

@@ -15,8 +15,8 @@ Format format_for_gguf(int ggml_type);
 // Bytes of one row of a GGUF tensor type. Throws std::invalid_argument when `cols` does not fit.
 int64_t gguf_row_bytes(int ggml_type, int64_t cols);
 
-// Packs tiles [begin, end), exactly when `to` has the format for the type, else rounded to int8
-// (Q8Symmetric) or int4 (Q4Affine). `rotary_heads` > 0: the file stores each head's rows interleaved for
+// Packs tiles [begin, end), exactly when `to` has the format for the type, else rounded (see
+// can_round_to). `rotary_heads` > 0: the file stores each head's rows interleaved for
 // RoPE (llama.cpp's order for Llama) and they are put back into halves.
 struct GgufSource {
   int ggml_type = 0;
@@ -25,8 +25,8 @@ struct GgufSource {
 };
 void pack_gguf_tiles(const GgufSource& source, const Matrix& to, uint8_t* out, int begin, int end);
 
-// Packs tiles [begin, end) of floats, rounding to nearest for Q8Symmetric and Q4Affine, or as they
-// are for F32, F16 and BF16 (the format must then equal the source's type).
+// Packs tiles [begin, end) of floats, rounded (see can_round_to), or as they are for F32, F16 and
+// BF16 (the format must then equal the source's type).
 void pack_float_tiles(FloatType type, const void* source, const Matrix& to, uint8_t* out, int begin,
                       int end);
 
