@@ -16,8 +16,8 @@ from server.sse import DONE, EventStream, encode_event
 Piece = TypeVar("Piece")
 
 
-def json_response(body: ResponseModel) -> Response:
-    return Response(body.to_json(), media_type="application/json")
+def json_response(body: ResponseModel, status: int = 200) -> Response:
+    return Response(body.to_json(), status_code=status, media_type="application/json")
 
 
 async def answer(generation: Generation, renderer: Renderer[Piece], *, stream: bool) -> Response:

@@ -98,6 +98,7 @@ def create_app(
 
     counts = HttpCounts()
     routers = _ROUTERS if config.metrics.port is not None else (*_ROUTERS, metrics.router)
+    routes = _routes(routers)
     admission = Admission(config.admission)
     app = FastAPI(
         title="Slipstream",
@@ -108,7 +109,7 @@ def create_app(
             Middleware(RequestIdMiddleware),
             Middleware(
                 ObserverMiddleware,
-                routes=_routes(routers),
+                routes=routes,
                 counts=counts,
                 traces=tracing,
             ),
@@ -130,7 +131,7 @@ def create_app(
     )
     app.state.context = ServerContext(engine, config, admission)
     app.state.metrics_registry = make_registry(engine, counts, vllm_names=config.metrics.vllm_names)
-    add_error_handlers(app)
+    add_error_handlers(app, routes)
     for router in routers:
         app.include_router(router)
     return app

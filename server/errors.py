@@ -10,6 +10,8 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.routing import Match, Route
+from starlette.types import Scope
 
 from engine.request import EngineDeadError, QueueFullError, RequestError
 from server.private_traceback import private_traceback
@@ -137,8 +139,12 @@ def in_api_terms(error: RequestError, names: Mapping[str, str]) -> RequestError:
     return RequestError(message, param=name, code=error.code)
 
 
-def add_error_handlers(app: FastAPI) -> None:
-    """Answer every foreseen exception of a route, and the router's own, in OpenAI's shape."""
+def add_error_handlers(app: FastAPI, routes: Sequence[Route]) -> None:
+    """Answer every foreseen exception of a route, and the router's own, in OpenAI's shape.
+
+    Args:
+        routes: all that the app has; they tell what a path allows.
+    """
 
     async def handle(request: Request, error: Exception) -> Response:
         return to_api_error(error).to_response(request.scope["path"])
@@ -153,13 +159,22 @@ def add_error_handlers(app: FastAPI) -> None:
             404: (f"Unknown request URL: {place}.", "unknown_url"),
             405: (f"The method is not allowed here: {place}.", "method_not_allowed"),
         }.get(error.status_code, (str(error.detail), None))
-        answer = ApiError(error.status_code, message, code=code, headers=error.headers)
+        headers = dict(error.headers or {})
+        if error.status_code == 405:
+            headers["Allow"] = _allowed_methods(routes, request.scope)
+        answer = ApiError(error.status_code, message, code=code, headers=headers)
         return answer.to_response(path)
 
     for foreseen in (ApiError, RequestError, QueueFullError, EngineDeadError):
         app.add_exception_handler(foreseen, handle)
     app.add_exception_handler(RequestValidationError, handle)
     app.add_exception_handler(HTTPException, handle_routing)
+
+
+def _allowed_methods(routes: Sequence[Route], scope: Scope) -> str:
+    """The router itself names the methods of the first route on a path only."""
+    on_path = [route for route in routes if route.matches(scope)[0] is not Match.NONE]
+    return ", ".join(sorted({method for route in on_path for method in route.methods or ()}))
 
 
 def _error_type(status: int) -> str:

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 import uvicorn
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
+from starlette.routing import Route
 
 from engine.config import Config
 from server.errors import add_error_handlers
@@ -31,7 +32,7 @@ def metrics_app(registry: CollectorRegistry) -> FastAPI:
     app = FastAPI(openapi_url=None, redirect_slashes=False)
     app.state.metrics_registry = registry
     app.include_router(metrics.router)
-    add_error_handlers(app)
+    add_error_handlers(app, [r for r in metrics.router.routes if isinstance(r, Route)])
     return app
 
 

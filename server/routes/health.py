@@ -5,27 +5,32 @@ from __future__ import annotations
 from typing import Literal
 
 from fastapi import APIRouter, Response
-from fastapi.responses import JSONResponse
 
 from engine.async_engine import EngineState
+from server.answer import json_response
 from server.context import Context
+from server.schemas.common import ErrorBody, Health
 
 _BROKEN = frozenset({EngineState.STALLED, EngineState.DEAD, EngineState.STOPPED})
 
 router = APIRouter(tags=["Operation"])
 
 
-@router.get("/health", summary="Tell whether requests can be served", response_model=None)
+@router.get(
+    "/health",
+    summary="Tell whether requests can be served",
+    response_model=None,
+    responses={200: {"model": Health}, 503: {"model": Health}, "4XX": {"model": ErrorBody}},
+)
 async def health(
     context: Context, probe: Literal["readiness", "liveness"] = "readiness"
 ) -> Response:
     """`liveness` asks whether the process is worth keeping, also while it loads or drains."""
     state, draining = context.engine.state, context.admission.draining
+    status = str(state)
     if state is EngineState.READY:
-        status = {"status": "draining" if draining else "ok"}
-    else:
-        status = {"status": str(state)}
-    if context.engine.failure is not None:
-        status["reason"] = context.engine.failure
-    good = state not in _BROKEN if probe == "liveness" else status["status"] == "ok"
-    return JSONResponse(status, status_code=200 if good else 503)
+        status = "draining" if draining else "ok"
+    failure = context.engine.failure
+    health = Health(status=status) if failure is None else Health(status=status, reason=failure)
+    good = state not in _BROKEN if probe == "liveness" else status == "ok"
+    return json_response(health, 200 if good else 503)

@@ -68,6 +68,12 @@ class Version(ResponseModel):
     version: str
 
 
+class Health(ResponseModel):
+    status: str
+    reason: str | None = None
+    """What is wrong with the engine, in one line."""
+
+
 class ErrorDetail(ResponseModel):
     message: str
     type: str

@@ -30,6 +30,7 @@ def run_client(
     cwd: Path,
     env: Mapping[str, str] | None = None,
     stdin: str = "",
+    timeout: float = 240.0,
 ) -> subprocess.CompletedProcess[str]:
     """`python -m module arguments`; what it printed is shown where it fails."""
     done = subprocess.run(
@@ -39,7 +40,7 @@ def run_client(
         input=stdin,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=timeout,
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return done

@@ -67,6 +67,8 @@ async def test_unknown_route(client, method, path):
         ("DELETE", "/v1/chat/completions", "POST"),
         ("POST", "/v1/models", "GET"),
         ("PUT", "/health", "GET"),
+        ("OPTIONS", "/v1/responses/r", "DELETE, GET"),
+        ("POST", "/v1/responses/r", "DELETE, GET"),
     ],
 )
 async def test_wrong_method(client, method, path, allowed):

@@ -28,6 +28,13 @@ def test_every_operation_has_a_summary_of_its_own_and_one_tag(operations):
         assert tag in TAGS, place
 
 
+def test_health_describes_every_answer(operations):
+    answers = operations["GET", "/health"]["responses"]
+    assert {"200", "503", "4XX"} <= answers.keys()
+    for answer in answers.values():
+        assert "$ref" in answer["content"]["application/json"]["schema"]
+
+
 def test_every_operation_that_reads_a_body_describes_body_answer_and_errors(operations):
     for (method, path), operation in operations.items():
         if method == "POST":
