@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -129,8 +129,10 @@ def measure_kernels(config: Config) -> KernelReport:
 
 def measure_decoding(
     parts: EngineParts, workload: Workload, on_request: Callable[[], None]
-) -> list[DecodeFigures]:
+) -> Iterator[list[DecodeFigures]]:
     """Decode a workload plainly, with each drafter and with all of them.
+
+    Yields the figures so far, after each turn of all the choices.
 
     The choices take turns, prompt by prompt, or when several requests are in flight by twice as
     many prompts as are in flight, so that a change of the machine's speed meets them all.
@@ -164,7 +166,7 @@ def measure_decoding(
                     (label, category), DecodeFigures(label, category, workload.concurrency)
                 )
                 entry.add(len(batch), *counts)
-    return list(figures.values())
+        yield list(figures.values())
 
 
 def drafter_choices(parts: EngineParts) -> list[tuple[str, tuple[Drafter, ...]]]:

@@ -6,6 +6,7 @@ import argparse
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,12 +78,19 @@ def _bench_engine(
     decoding: list[DecodeFigures] = []
     for concurrency in arguments.concurrency:
         workload = Workload(prompts, arguments.max_tokens, arguments.temperature, concurrency)
-        with Progress(console=console, transient=True) as progress:
-            task = progress.add_task(
-                f"{concurrency} in flight", total=num_requests(parts, workload)
-            )
-            figures = measure_decoding(parts, workload, lambda task=task: progress.advance(task))  # type: ignore[misc]
-        console.print(_decode_table(figures, concurrency))
+        figures: list[DecodeFigures] = []
+        try:
+            with Progress(console=console, transient=True) as progress:
+                task = progress.add_task(
+                    f"{concurrency} in flight", total=num_requests(parts, workload)
+                )
+                advance = partial(progress.advance, task)
+                for latest in measure_decoding(parts, workload, advance):
+                    figures = latest
+        except KeyboardInterrupt:
+            console.print("Interrupted: what was measured until then")
+        if figures:
+            console.print(_decode_table(figures, concurrency))
         decoding += figures
     return {
         "passes": [asdict(entry) | {"step_ratios": entry.step_ratios} for entry in passes],
