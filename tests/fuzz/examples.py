@@ -1,7 +1,12 @@
-"""How many inputs a fuzz test tries: a few in every run, many in the long form."""
+"""How many inputs a fuzz test tries: a few in every run, many in the long form.
+
+`FUZZ_INPUTS=5000 pytest tests/fuzz -m slow` gives the long form another length; every run of it
+tries other inputs.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +19,7 @@ def fuzzed(
     *, quick: int, long: int, **strategies: SearchStrategy[Any]
 ) -> Callable[[Callable[..., None]], Callable[[int], None]]:
     """Turn a check of one input into a test of `quick` inputs and one, marked slow, of `long`."""
+    long = int(os.environ.get("FUZZ_INPUTS", long))
 
     def decorate(check: Callable[..., None]) -> Callable[[int], None]:
         @pytest.mark.parametrize(

@@ -1,9 +1,10 @@
 """Published weaknesses of other model servers, looked for in this one.
 
 More of them are tested where they belong: Host-header tricks and the timing of key comparison in
-test_api_keys, huge `n` and giant headers in test_limits, penalties under speculation in
-tests/speculation/test_known_faults, patterns that blow up in test_http_tools and
-tests/e2e/test_structured_output, pickled weights in tests/models/test_source.
+test_api_keys, huge `n` and giant headers in test_limits, slow ones in test_http_protocol, penalties
+under speculation in tests/speculation/test_known_faults and tests/e2e/test_known_advisories,
+patterns that blow up there, in test_http_tools and in tests/e2e/test_structured_output, pickled
+weights in tests/models/test_source.
 """
 
 from __future__ import annotations
@@ -141,6 +142,20 @@ async def test_slow_template_tokenizer_or_grammar_does_not_hold_up_the_event_loo
         await engine.stop()
     assert len(gaps) > 60
     assert max(gaps) < 0.25
+
+
+async def test_long_text_is_tokenized_without_the_gil() -> None:
+    """A thread of its own is not enough: native code that keeps the GIL stops the event loop."""
+    tokens = TextTokenizer(make_tokenizer("byte_level", 400))
+    began = time.monotonic()
+    encoding = asyncio.create_task(asyncio.to_thread(tokens.encode, "the cat eats 🦊 " * 30_000))
+    gaps = []
+    while not encoding.done():
+        before = time.monotonic()
+        await asyncio.sleep(0.001)
+        gaps.append(time.monotonic() - before)
+    assert len(await encoding) > 100_000
+    assert max(gaps) < (time.monotonic() - began) / 2
 
 
 class TestNothingIsFetched:
