@@ -201,6 +201,18 @@ def test_a_row_has_the_same_bits_however_it_is_computed(
         assert torch.equal(in_chunks(other, tokens, [30, length], blocks_for(other, 1)[0]), whole)
 
 
+def test_flat_logits_of_a_wide_vocabulary_have_the_same_bits_too(tmp_path: Path) -> None:
+    config = tf.LlamaConfig(**(SHAPE | {"vocab_size": 5000, "initializer_range": 0.02}))
+    save_random_model(config, tmp_path)
+    tokens = np.random.default_rng(4).integers(0, 5000, 30)
+    runner = load(tmp_path, "int8")
+    blocks = blocks_for(runner, 2)
+    whole = in_chunks(runner, tokens, [30], blocks[0])
+    near = (whole >= whole.amax(1, keepdim=True) - 1.0).sum(1)
+    assert near.float().mean() > 200, "not flat enough to reach the narrowest bound"
+    assert torch.equal(in_chunks(runner, tokens, list(range(1, 31)), blocks[1]), whole)
+
+
 @pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16"])
 def test_fifteen_neighbours_and_stale_drafts_change_no_bit(kv_dtype: str, tmp_path: Path) -> None:
     save_random_model(FAMILIES["qwen2"](), tmp_path)

@@ -11,6 +11,10 @@ namespace slipstream {
 namespace {
 
 constexpr int kColumnsPerTask = 512;
+// How far below the likeliest a token may be to count as likely: the widest of these that few
+// tiles are within. (Text has a dozen tiles within 8 logits; noise has thousands.)
+constexpr float kLikelyWithin[] = {8.0f, 4.0f, 2.0f, 1.0f};
+constexpr size_t kFewTiles = 128;
 
 int padded(int block_size) { return static_cast<int>(round_up(block_size, 16)); }
 
@@ -18,6 +22,16 @@ int64_t kv_bytes(KvType type) { return type == KvType::F32 ? 4 : 2; }
 
 void require(bool ok, const char* what) {
   if (!ok) throw std::invalid_argument(what);
+}
+
+void tiles_reaching(const float* logits, int vocab, float floor, std::vector<int>& tiles) {
+  tiles.clear();
+  for (int at = 0; at < vocab; at += kTileRows) {
+    const int n = std::min(kTileRows, vocab - at);
+    int any = 0;
+    for (int i = 0; i < n; ++i) any |= logits[at + i] >= floor;
+    if (any != 0) tiles.push_back(at / kTileRows);
+  }
 }
 
 bool any_quantized(std::initializer_list<const Linear*> linears) {
@@ -332,6 +346,50 @@ void Decoder::layer(const Step& step, int index) {
   if (norm_mlp) add_residual(n, w.post_mlp_norm);
 }
 
+// Adds to the likelier tokens' logits what rounding has left of their inputs.
+void Decoder::refine(int count, float* logits) {
+  reserve(remainders_, count, shape_.hidden, false);
+  QuantizedRows& remainders = remainders_.quantized;
+  remainders.rows = count;
+  likely_tiles_.resize(std::max(likely_tiles_.size(), static_cast<size_t>(count)));
+  pool_.run(count, 1, [&](int begin, int end, int) {
+    for (int r = begin; r < end; ++r) {
+      // The row's remainder takes the place of the row itself.
+      kernels_.quantize_groups(normed_.row(r), shape_.hidden, r, r, 0, remainders.groups,
+                               remainders);
+      find_likely_tiles(logits + int64_t{r} * shape_.vocab, likely_tiles_[static_cast<size_t>(r)]);
+    }
+  });
+  refined_.clear();
+  for (int r = 0; r < count; ++r) {
+    for (const int tile : likely_tiles_[static_cast<size_t>(r)]) refined_.push_back({r, tile});
+  }
+  const LinearOutput to{logits, shape_.vocab, 0, nullptr, true};
+  pool_.run(static_cast<int>(refined_.size()), 8, [&](int begin, int end, int) {
+    for (int i = begin; i < end; ++i) {
+      const RowTile& at = refined_[static_cast<size_t>(i)];
+      kernels_.linear_row_tile(head_.weight, remainders, at.row, at.tile, to);
+    }
+  });
+}
+
+void Decoder::find_likely_tiles(const float* logits, std::vector<int>& tiles) const {
+  float largest[kTileRows];
+  std::fill_n(largest, kTileRows, -INFINITY);
+  const int whole = shape_.vocab / kTileRows * kTileRows;
+  for (int at = 0; at < whole; at += kTileRows) {
+    for (int i = 0; i < kTileRows; ++i) {
+      largest[i] = logits[at + i] > largest[i] ? logits[at + i] : largest[i];
+    }
+  }
+  float best = *std::max_element(largest, largest + kTileRows);
+  for (int i = whole; i < shape_.vocab; ++i) best = std::max(best, logits[i]);
+  for (const float within : kLikelyWithin) {
+    tiles_reaching(logits, shape_.vocab, best - within, tiles);
+    if (tiles.size() <= kFewTiles) return;
+  }
+}
+
 void Decoder::forward(const Step& step, float* logits) {
   check(step);
   const ThreadPool::Region region(pool_);
@@ -344,9 +402,10 @@ void Decoder::forward(const Step& step, float* logits) {
     const float* row = hidden_.as<float>() + int64_t{step.logit_rows[l]} * shape_.hidden;
     std::copy_n(row, shape_.hidden, wanted + int64_t{l} * shape_.hidden);
   }
-  normalize(wanted, shape_.hidden, step.logits, final_norm_, normed_, any_quantized({&head_}),
-            true);
+  const bool quantized = any_quantized({&head_});
+  normalize(wanted, shape_.hidden, step.logits, final_norm_, normed_, quantized, false);
   project(normed_, step.logits, {{&head_, logits, shape_.vocab, false}});
+  if (quantized) refine(step.logits, logits);
 }
 
 }  // namespace slipstream

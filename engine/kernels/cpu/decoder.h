@@ -85,6 +85,9 @@ class Decoder {
     int64_t stride;
     bool accumulate;
   };
+  struct RowTile {
+    int row, tile;
+  };
   struct QueryChunk {
     int slice, kv_head, first, count;
   };
@@ -103,6 +106,8 @@ class Decoder {
   void quantize(Rows& rows, int count);
   void gate(int count, bool quantize);
   void add_residual(int count, const float* post_norm);
+  void refine(int count, float* logits);
+  void find_likely_tiles(const float* logits, std::vector<int>& tiles) const;
   void project(const Rows& input, int count, std::initializer_list<Output> outputs);
   KvLayer kv_layer(int index) const;
 
@@ -119,10 +124,13 @@ class Decoder {
   int64_t keys_bytes_ = 0;
 
   // Queries, keys, values and logits feed softmaxes: there the 8-bit rounding of activations costs
-  // most (measured on Qwen2.5 and SmolLM2: 60% of the KL divergence), so their inputs are precise.
-  Rows normed_, attended_, gated_;
+  // most (measured on Qwen2.5 and SmolLM2: 60% of the KL divergence), so their inputs are precise:
+  // those of logits, where the vocabulary makes that dear, only for the likelier tokens.
+  Rows normed_, attended_, gated_, remainders_;
   Buffer hidden_, q_, k_, v_, gate_, up_, branch_, cos_, sin_, scores_;
   std::vector<QueryChunk> chunks_;
+  std::vector<std::vector<int>> likely_tiles_;  // of each row of logits
+  std::vector<RowTile> refined_;
   int64_t scores_per_thread_ = 0;
 };
 

@@ -112,6 +112,9 @@ enum class Activation : uint8_t { Silu = 0, GeluTanh = 1 };
 struct Kernels {
   const char* name;
   void (*linear_tiles)(const Matrix&, const LinearInput&, int begin, int end, const LinearOutput&);
+  // One row against one tile of a quantized matrix, like linear_tiles.
+  void (*linear_row_tile)(const Matrix&, const QuantizedRows&, int row, int tile,
+                          const LinearOutput&);
   // Quantizes columns [32 begin, 32 end) of one row, and what rounding leaves of them as
   // `remainder_row` unless that is negative; columns past `cols` count as 0.
   void (*quantize_groups)(const float* x, int cols, int row, int remainder_row, int begin, int end,

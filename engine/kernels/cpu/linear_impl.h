@@ -294,5 +294,22 @@ inline void linear_tiles(const Matrix& m, const LinearInput& in, int begin, int 
   }
 }
 
+inline void linear_row_tile(const Matrix& m, const QuantizedRows& x, int row, int tile,
+                            const LinearOutput& to) {
+  const int block = row / kRowBlock, first = row % kRowBlock;
+  switch (m.format) {
+    case Format::Q4Affine:
+      return quantized_rows<Format::Q4Affine, 1>(m, tile, x, block, first, to);
+    case Format::Q4Symmetric:
+      return quantized_rows<Format::Q4Symmetric, 1>(m, tile, x, block, first, to);
+    case Format::Q4Super: return quantized_rows<Format::Q4Super, 1>(m, tile, x, block, first, to);
+    case Format::Q6Super: return quantized_rows<Format::Q6Super, 1>(m, tile, x, block, first, to);
+    case Format::Q8Symmetric:
+      return quantized_rows<Format::Q8Symmetric, 1>(m, tile, x, block, first, to);
+    case Format::Q8Affine: return quantized_rows<Format::Q8Affine, 1>(m, tile, x, block, first, to);
+    default: return;
+  }
+}
+
 }  // namespace
 }  // namespace slipstream

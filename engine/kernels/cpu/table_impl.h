@@ -10,8 +10,8 @@ namespace slipstream {
 namespace {
 
 constexpr Kernels make_table(const char* name) {
-  return {name,  linear_tiles, quantize_groups, rms_norm,       rope,       write_kv,
-          attention, gated,    add_into,        likely_winners, Simd::read};
+  return {name,      linear_tiles, linear_row_tile, quantize_groups, rms_norm, rope, write_kv,
+          attention, gated,        add_into,        likely_winners,  Simd::read};
 }
 
 }  // namespace
