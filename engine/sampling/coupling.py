@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.sampling.sampler import INVALID, sample
+from engine.sampling.sampler import INVALID, sample_with_certainty
 from engine.sequence import TokenSequence
 
 
@@ -32,7 +32,7 @@ class CoupledChooser:
     def choose(
         self, logits: torch.Tensor, members: Sequence[int], depth: int
     ) -> tuple[list[int], list[float]]:
-        """Tokens and the draft's own confidence in them.
+        """Tokens and how certain the draft is that the target chooses them too.
 
         Args:
             logits: float32[len(members), V] of the draft model.
@@ -45,10 +45,7 @@ class CoupledChooser:
         params = [self._params[i] for i in members]
         positions = [self._positions[i] + depth for i in members]
         noise_ids = None if self._noise_ids is None else self._noise_ids.to(logits.device)
-        tokens = sample(logits, params, positions, noise_ids)
-        if INVALID in tokens:
+        choices = sample_with_certainty(logits, params, positions, noise_ids)
+        if INVALID in choices.token_ids:
             raise ArithmeticError("the draft model computes invalid logits")
-        index = torch.tensor(tokens, device=logits.device)[:, None]
-        chosen = logits.gather(1, index)[:, 0] - logits.logsumexp(dim=1)
-        confidences: list[float] = chosen.exp().tolist()
-        return tokens, confidences
+        return choices.token_ids, choices.certainties

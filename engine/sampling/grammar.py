@@ -15,6 +15,8 @@ from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 from engine.request import GenerationRequest, GrammarSpec, Prelude, RequestError
 from engine.sampling.grammar_matcher import GrammarMatcher, readable
 from engine.sampling.grammar_tokens import GrammarTokenizer, GrammarVocabulary
+from engine.sampling.lark_facts import LarkError, read_lark
+from engine.sampling.schema_cost import why_too_costly
 
 _MAX_CACHED = 64
 _MAX_CACHED_BYTES = 512 << 10
@@ -125,6 +127,8 @@ class Grammars:
 
     def _compile(self, spec: GrammarSpec) -> LLMatcher:
         grammar = _llguidance_grammar(spec)
+        if (reason := _reason_to_refuse(spec)) is not None:
+            raise _refusal(readable(reason))
         start = LLMatcher(self._vocabulary, grammar, log_level=0, limits=_limits())
         if not start.is_error():
             # The first mask builds most of the lexer, which every copy then shares.
@@ -154,6 +158,21 @@ class Grammars:
             ):
                 oldest, _ = self._compiled.popitem(last=False)
                 self._num_cached_bytes -= len(oldest.text)
+
+
+def _reason_to_refuse(spec: GrammarSpec) -> str | None:
+    """What would keep the library busy for ever, found before it begins."""
+    if spec.kind == "json_schema":
+        return why_too_costly(json.loads(spec.text))
+    if spec.kind != "lark":
+        return None
+    try:
+        facts = read_lark(_lark(spec.text))
+    except LarkError as error:
+        return str(error)
+    if facts.endless_rules:
+        return f"the rule {facts.endless_rules[0]!r} has no end"
+    return why_too_costly(facts.schemas)
 
 
 def _llguidance_grammar(spec: GrammarSpec) -> str:
@@ -187,11 +206,16 @@ def _to_llguidance(spec: GrammarSpec) -> str:
             case "choice":
                 return LLMatcher.grammar_from_lark(_one_of(json.loads(spec.text)))
             case "lark":
-                is_gbnf = "::=" in spec.text
-                return LLMatcher.grammar_from_lark(any_to_lark(spec.text) if is_gbnf else spec.text)
+                return LLMatcher.grammar_from_lark(_lark(spec.text))
     except (ValueError, RecursionError, GbnfToLarkError) as error:
         raise _refusal(readable(str(error))) from error
     assert_never(spec.kind)
+
+
+def _lark(text: str) -> str:
+    """A grammar in Lark's syntax, from that or GBNF's."""
+    lark: str = any_to_lark(text) if "::=" in text else text
+    return lark
 
 
 def _from_json_schema(schema: Any) -> str:

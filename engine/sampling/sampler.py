@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -14,6 +15,20 @@ from engine.sampling.restrict import smallest_kept
 
 INVALID = -1
 """In place of a token, where the logits are no numbers."""
+
+
+_RIVALS_WITHIN = 4.0
+"""Scores further below the best hardly count as rivals."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """One token a row, and the certainty of each: in 0 to 1, where it was asked for."""
+
+    token_ids: list[int]
+    certainties: list[float]
+    """At temperature 0 the token's probability. Of a drawn token, whose rivals are those with
+    nearly its score, the same over scores: logits with the noise that the target adds too."""
 
 
 def sample(
@@ -36,18 +51,50 @@ def sample(
         logits, the request's seed and the position. `INVALID` where the logits hold a NaN or
         infinity, or allow no token.
     """
+    return _chosen(logits, params, positions, noise_ids, rivals_within=None).token_ids
+
+
+def sample_with_certainty(
+    logits: torch.Tensor,
+    params: Sequence[SamplingParams],
+    positions: Sequence[int],
+    noise_ids: torch.Tensor | None = None,
+) -> Choices:
+    """Like `sample`, for a draft model: also how sure each choice is to be the target's."""
+    return _chosen(logits, params, positions, noise_ids, rivals_within=_RIVALS_WITHIN)
+
+
+def _chosen(
+    logits: torch.Tensor,
+    params: Sequence[SamplingParams],
+    positions: Sequence[int],
+    noise_ids: torch.Tensor | None,
+    *,
+    rivals_within: float | None,
+) -> Choices:
     tokens = argmax(logits)
     # A NaN or infinity counts as the largest, so the largest tells of any in its row.
-    is_valid = logits.gather(1, tokens[:, None])[:, 0].isfinite()
+    largest = logits.gather(1, tokens[:, None])[:, 0]
+    is_valid = largest.isfinite()
     drawn = [i for i, p in enumerate(params) if not p.greedy]
+    certainty = None
+    if rivals_within is not None:
+        certainty = (largest - logits.logsumexp(dim=1)).exp().double()
     if drawn:
         index = torch.tensor(drawn, device=logits.device)
         rows = logits if len(drawn) == len(params) else logits[index]
-        tokens[index] = _draw(
-            rows, [params[i] for i in drawn], [positions[i] for i in drawn], noise_ids
+        tokens[index], margin = _draw(
+            rows,
+            [params[i] for i in drawn],
+            [positions[i] for i in drawn],
+            noise_ids,
+            rivals_within or 0.0,
         )
-    ids: list[int] = tokens.where(is_valid, INVALID).tolist()
-    return ids
+        if certainty is not None:
+            certainty[index] = margin
+    return Choices(
+        tokens.where(is_valid, INVALID).tolist(), [] if certainty is None else certainty.tolist()
+    )
 
 
 def _draw(
@@ -55,7 +102,9 @@ def _draw(
     params: Sequence[SamplingParams],
     positions: Sequence[int],
     noise_ids: torch.Tensor | None,
-) -> torch.Tensor:
+    rivals_within: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each row's winner, and its share of the exponentials of all scores not far below its own."""
     device = logits.device
     if noise_ids is None:
         noise_ids = torch.arange(logits.shape[1], device=device)
@@ -70,10 +119,13 @@ def _draw(
     likeliest = argmax(logits)
     best_score = logits.gather(1, likeliest[:, None])[:, 0].to(torch.float64)
     best_score += gumbel_noise(keys, noise_ids[likeliest])
-    rows, tokens = likely_winners(logits, floors, best_score, keys, noise_ids)
+    rows, tokens = likely_winners(logits, floors, best_score - rivals_within, keys, noise_ids)
     scores = logits[rows, tokens].to(torch.float64) + gumbel_noise(keys[rows], noise_ids[tokens])
     best_score.scatter_reduce_(0, rows, scores, "amax")
     winners = scores == best_score[rows]
     winner = likeliest.clone()
     # Of equal scores the smallest id wins.
-    return winner.scatter_reduce_(0, rows[winners], tokens[winners], "amin", include_self=False)
+    winner.scatter_reduce_(0, rows[winners], tokens[winners], "amin", include_self=False)
+    rivalry = torch.zeros_like(best_score)
+    rivalry.scatter_add_(0, rows, (scores - best_score[rows]).exp())
+    return winner, 1.0 / rivalry
