@@ -154,7 +154,7 @@ class SpeculationParams:
     own token."""
 
 
-GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "lark"]
+GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "lark", "rules"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +172,9 @@ class GrammarSpec:
 
     kind: GrammarKind
     text: str = ""
-    """By kind: nothing, a JSON schema, a regular expression, a JSON list of strings, a grammar in
-    Lark's or GBNF's syntax."""
+    """By kind: nothing, a JSON schema, a regular expression, a JSON list of strings, a client's
+    grammar in Lark's or GBNF's syntax, rules in Lark's syntax that the server has put together of
+    JSON schemas."""
     prelude: Prelude | None = None
 
 

@@ -90,7 +90,7 @@ async def prepare_grammar(
         return spec
     schema = json.loads(spec.text) if spec.text else {"type": "object"}
     rules = ["start: answer | calls", f"answer: %json {_styled(schema)}", *_call_rules(calls)]
-    return await compile_grammar(GrammarSpec("lark", "\n".join(rules), prelude), context, param)
+    return await compile_grammar(GrammarSpec("rules", "\n".join(rules), prelude), context, param)
 
 
 async def compile_grammar(spec: GrammarSpec, context: ServerContext, param: str) -> GrammarSpec:
@@ -133,7 +133,7 @@ def grammar_for_tools(
         named = [tool for tool in calls.tools if tool["function"]["name"] == name]
         calls = replace(calls, tools=named, max_calls=1)
     rules = ["start: calls", *_call_rules(calls)]
-    return GrammarSpec("lark", "\n".join(rules), prelude)
+    return GrammarSpec("rules", "\n".join(rules), prelude)
 
 
 def tool_schema(function: Mapping[str, Any]) -> dict[str, Any]:

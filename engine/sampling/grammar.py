@@ -15,14 +15,17 @@ from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 from engine.request import GenerationRequest, GrammarSpec, Prelude, RequestError
 from engine.sampling.grammar_matcher import GrammarMatcher, readable
 from engine.sampling.grammar_tokens import GrammarTokenizer, GrammarVocabulary
-from engine.sampling.lark_facts import LarkError, read_lark
-from engine.sampling.schema_cost import why_too_costly
+from engine.sampling.schema_cost import embedded_schemas, why_too_costly
 
 _MAX_CACHED = 64
 _MAX_CACHED_BYTES = 512 << 10
 """Grammars are cached up to this much text; compiled ones are some hundred times larger."""
 
 _NUM_TRIAL_TOKENS = 8
+_NO_FORCING = '%llguidance {"no_forcing": true}\n'
+"""The library reads ahead while only one byte can follow: in ``/x+/ /x+/``, which never ends as the
+first takes everything, for ever, in a thread that nothing can stop. Of statements the last counts.
+"""
 _ANSWER = "answer"
 """Name of the wanted grammar inside one that lets other text come first."""
 
@@ -128,7 +131,7 @@ class Grammars:
     def _compile(self, spec: GrammarSpec) -> LLMatcher:
         grammar = _llguidance_grammar(spec)
         if (reason := _reason_to_refuse(spec)) is not None:
-            raise _refusal(readable(reason))
+            raise _refusal(reason)
         start = LLMatcher(self._vocabulary, grammar, log_level=0, limits=_limits())
         if not start.is_error():
             # The first mask builds most of the lexer, which every copy then shares.
@@ -161,18 +164,12 @@ class Grammars:
 
 
 def _reason_to_refuse(spec: GrammarSpec) -> str | None:
-    """What would keep the library busy for ever, found before it begins."""
+    """What would take all memory, found before the library begins."""
     if spec.kind == "json_schema":
         return why_too_costly(json.loads(spec.text))
-    if spec.kind != "lark":
-        return None
-    try:
-        facts = read_lark(_lark(spec.text))
-    except LarkError as error:
-        return str(error)
-    if facts.endless_rules:
-        return f"the rule {facts.endless_rules[0]!r} has no end"
-    return why_too_costly(facts.schemas)
+    if spec.kind in ("lark", "rules"):
+        return why_too_costly(embedded_schemas(spec.text))
+    return None
 
 
 def _llguidance_grammar(spec: GrammarSpec) -> str:
@@ -182,7 +179,8 @@ def _llguidance_grammar(spec: GrammarSpec) -> str:
     if not grammar.startswith("{"):
         grammar = json.dumps({"grammars": [{"lark_grammar": grammar}]})
     first, *others = json.loads(grammar)["grammars"]
-    parts = [{"lark_grammar": _behind(spec.prelude)}, {**first, "name": _ANSWER}, *others]
+    head = _behind(spec.prelude) + (_NO_FORCING if spec.kind == "lark" else "")
+    parts = [{"lark_grammar": head}, {**first, "name": _ANSWER}, *others]
     return json.dumps({"grammars": parts})
 
 
@@ -206,16 +204,13 @@ def _to_llguidance(spec: GrammarSpec) -> str:
             case "choice":
                 return LLMatcher.grammar_from_lark(_one_of(json.loads(spec.text)))
             case "lark":
-                return LLMatcher.grammar_from_lark(_lark(spec.text))
+                lark = any_to_lark(spec.text) if "::=" in spec.text else spec.text
+                return LLMatcher.grammar_from_lark(f"{lark}\n{_NO_FORCING}")
+            case "rules":
+                return LLMatcher.grammar_from_lark(spec.text)
     except (ValueError, RecursionError, GbnfToLarkError) as error:
         raise _refusal(readable(str(error))) from error
     assert_never(spec.kind)
-
-
-def _lark(text: str) -> str:
-    """A grammar in Lark's syntax, from that or GBNF's."""
-    lark: str = any_to_lark(text) if "::=" in text else text
-    return lark
 
 
 def _from_json_schema(schema: Any) -> str:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from decimal import Decimal
 from typing import Any
 
+_EMBEDDED = re.compile(r"%json\s*")
+_DECODER = json.JSONDecoder()
 _MAX_DIVISOR = 10_000
 _MAX_EXPONENT = 6
 
@@ -28,6 +33,17 @@ def why_too_costly(schema: Any) -> str | None:
     return "its values of multipleOf are too large, too many or have too few factors in common"
 
 
+def embedded_schemas(lark: str) -> list[Any]:
+    """The JSON behind each ``%json`` of a grammar; where none can be read, the library refuses."""
+    schemas, place = [], 0
+    while match := _EMBEDDED.search(lark, place):
+        place = match.end()
+        with suppress(ValueError, RecursionError):
+            schema, place = _DECODER.raw_decode(lark, place)
+            schemas.append(schema)
+    return schemas
+
+
 def _divisors(schema: Any) -> Iterator[int | float]:
     """Every finite number but 0 under the name ``multipleOf``, found without recursion."""
     pending = [schema]
@@ -35,7 +51,8 @@ def _divisors(schema: Any) -> Iterator[int | float]:
         inner = pending.pop()
         if isinstance(inner, Mapping):
             value = inner.get("multipleOf")
-            if isinstance(value, int | float) and value and math.isfinite(value):
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if is_number and value and math.isfinite(value):
                 yield value
             pending.extend(inner.values())
         elif isinstance(inner, list):

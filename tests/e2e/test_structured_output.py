@@ -106,6 +106,8 @@ REFUSED = [
     {"guided_regex": "(["},
     {"guided_regex": r"(a)\1"},
     {"guided_json": {"$ref": "#"}},
+    {"guided_json": {"type": "integer", "multipleOf": 999_983}},
+    {"guided_grammar": 'start: %json {"type": "integer", "multipleOf": 999983}'},
     {"guided_json": {"type": "string", "pattern": "(?<=a)b"}},
     {"guided_json": {"enum": ["x" * 70_000]}},
     {"guided_grammar": "start: " + "(" * 20_000 + '"a"' + ")" * 20_000},
@@ -128,3 +130,17 @@ def test_bad_grammars_are_refused_soon_and_the_server_goes_on(
     assert error["type"] == "invalid_request_error"
     chat = client.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=2)
     assert chat.choices[0].message.content
+
+
+@pytest.mark.parametrize(
+    "grammar", ["start: a\na: b a\nb: /x+/", "start: /x+/ /x+/", 'root ::= "x" root']
+)
+def test_endless_grammars_end_with_max_tokens(
+    server: Served, client: openai.OpenAI, grammar: str
+) -> None:
+    """The library would read ahead in them for ever."""
+    completion = client.completions.create(
+        model="tiny", prompt="the cat", max_tokens=20, extra_body={"guided_grammar": grammar}
+    )
+    assert completion.choices[0].finish_reason == "length"
+    assert set(completion.choices[0].text) == {"x"}
