@@ -9,6 +9,7 @@ import torch
 from scipy import stats
 
 from engine.request import SamplingParams
+from engine.sampling import candidates
 from engine.sampling.logprobs import token_logprobs
 from engine.sampling.noise import MAX_NOISE, gumbel_noise, row_keys
 from engine.sampling.restrict import smallest_kept
@@ -83,7 +84,12 @@ def test_a_row_is_sampled_the_same_alone_and_in_a_batch() -> None:
     assert together == alone
 
 
-def test_leaving_out_hopeless_tokens_changes_nothing() -> None:
+@pytest.mark.parametrize("natively", [True, False])
+def test_leaving_out_hopeless_tokens_changes_nothing(
+    natively: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not natively:
+        monkeypatch.setattr(candidates, "native_available", lambda: "not in this test")
     logits = torch.randn(64, 4000, generator=torch.Generator().manual_seed(3)) * 6
     rows = [params(temperature=1.0, seed=i) for i in range(64)]
     keys = row_keys(torch.arange(64), torch.zeros(64, dtype=torch.int64))
