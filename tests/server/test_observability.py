@@ -132,7 +132,8 @@ def test_live_server_logs_no_address(app, log, capsys):
 
     with live_server(app) as url:
         assert httpx.get(f"{url}/v1/models").status_code == 200
-        lines = log()
+    # The line is written behind the answer: it is there for sure once the server has ended.
+    lines = log()
     mine = [line for line in lines if "httpx" not in line and "httpcore" not in line]
     assert requests_in(mine)
     assert not any("127.0.0.1" in line and "GET" in line for line in mine)
