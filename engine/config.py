@@ -20,7 +20,7 @@ from pydantic_settings import (
 
 DeviceName = Literal["auto", "cpu", "cuda"]
 DtypeName = Literal["auto", "float32", "bfloat16"]
-QuantizationName = Literal["auto", "int8", "int4", "fast", "none"]
+Quantization = Literal["auto", "int8", "int4", "fast", "none"]
 LogFormat = Literal["console", "json"]
 DrafterName = Literal["grammar", "predicted", "ngram", "model", "universal"]
 
@@ -296,13 +296,13 @@ class Config(BaseSettings):
     runner: Literal["auto", "native", "torch"] = Field(
         "auto", description="who runs the models on a CPU; auto: native where it can, else torch"
     )
-    quantization: QuantizationName = Field(
+    quantization: Quantization = Field(
         "auto",
         description="weights of the native runner; auto: as a GGUF file has them, int8 for "
         "safetensors; int8, int4: wider ones rounded to so many bits, the head to 8; fast: to 4, a "
         "head of more than 64 million weights too; none: as in the file",
     )
-    draft_quantization: QuantizationName = Field(
+    draft_quantization: Quantization = Field(
         "fast",
         description="the same for draft models, whose rounding costs acceptance, never answers",
     )

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
+from engine.config import Quantization
 from engine.kernels import load_native, native_available
 from engine.models.decoder_spec import DecoderSpec, decoder_spec
 from engine.models.gguf import hf_folder
-from engine.models.packing import PackedWeights, Quantization, packed_weights
+from engine.models.packing import PackedWeights, packed_weights
 from engine.models.runner import KvBudget, ModelInfo, UnsupportedModelError
 from engine.models.source import ModelFiles
 from engine.plan import StepPlan, pack

@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from engine.config import Config, ConfigError
+from engine.config import Config, ConfigError, Quantization
 from engine.models.cpu_runner import CpuRunner
 from engine.models.decoder_spec import decoder_spec
 from engine.models.gguf import hf_folder, torch_folder
 from engine.models.memory import InsufficientMemoryError
-from engine.models.packing import Quantization, packed_weights
+from engine.models.packing import packed_weights
 from engine.models.runner import KvBudget, ModelRunner, UnsupportedModelError
 from engine.models.source import ModelFiles, resolve
 from engine.models.torch_runner import TorchRunner

@@ -17,12 +17,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 from filelock import FileLock
 
+from engine.config import Quantization
 from engine.kernels import load_native
 from engine.models.decoder_spec import DecoderSpec
 from engine.models.runner import UnsupportedModelError
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Quantization = Literal["auto", "int8", "int4", "fast", "none"]
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 
@@ -162,11 +162,11 @@ def _content_key(weights: WeightFiles, quantization: Quantization) -> str:
     return digest.hexdigest()[:32]
 
 
-def _plan(weights: WeightFiles, quantization: Quantization) -> list[_Entry]:
+def _plan(tensors: Mapping[str, Tensor], quantization: Quantization) -> list[_Entry]:
     native = load_native()
     entries: list[_Entry] = []
     offset = 0
-    for name, tensor in _tensors(weights, quantization).items():
+    for name, tensor in tensors.items():
         if len(tensor.shape) == 1:
             rows, cols, format_ = 1, tensor.shape[0], _VECTOR
             size = 4 * cols
@@ -216,7 +216,8 @@ def _write(
     path: Path, weights: WeightFiles, spec: DecoderSpec, quantization: Quantization, threads: int
 ) -> None:
     """Make the file under another name first, so that `path` is whole whenever it exists."""
-    entries = _plan(weights, quantization)
+    tensors = _tensors(weights, quantization)
+    entries = _plan(tensors, quantization)
     header = json.dumps([asdict(entry) for entry in entries]).encode()
     data_start = -(-(len(_MAGIC) + 8 + len(header)) // _ALIGNMENT) * _ALIGNMENT
     size = data_start + entries[-1].offset + entries[-1].size
@@ -228,7 +229,6 @@ def _write(
                 memory[: len(_MAGIC)] = _MAGIC
                 memory[len(_MAGIC) : len(_MAGIC) + 8] = len(header).to_bytes(8, "little")
                 memory[len(_MAGIC) + 8 : len(_MAGIC) + 8 + len(header)] = header
-                tensors = _tensors(weights, quantization)
                 _fill(memory, data_start, entries, tensors, weights, spec, threads)
         Path(temporary).replace(path)
     except BaseException:

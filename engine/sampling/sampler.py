@@ -15,8 +15,6 @@ from engine.sampling.restrict import smallest_kept
 
 INVALID = -1
 """In place of a token, where the logits are no numbers."""
-
-
 _RIVALS_WITHIN = 4.0
 """Scores further below the best hardly count as rivals."""
 

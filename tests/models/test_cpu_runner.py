@@ -10,11 +10,12 @@ import pytest
 import torch
 import transformers as tf
 
+from engine.config import Quantization
 from engine.kernels import load_native, native_available
 from engine.models import packing
 from engine.models.cpu_runner import CpuRunner
 from engine.models.decoder_spec import decoder_spec
-from engine.models.packing import Format, Quantization, packed_weights
+from engine.models.packing import Format, packed_weights
 from engine.models.runner import KvBudget, UnsupportedModelError
 from engine.models.source import ModelFiles
 from engine.plan import Slice, StepPlan

@@ -8,7 +8,6 @@ namespace {
 
 constexpr int kDrawBlock = 256;
 constexpr int kNoiseBits = 32;
-// The bound on exp(lead) is above it by up to 6%, which covers every rounding.
 constexpr float kLog2E = 1.44269504f;
 
 SLIPSTREAM_INLINE uint64_t mix(uint64_t v) {
@@ -17,7 +16,8 @@ SLIPSTREAM_INLINE uint64_t mix(uint64_t v) {
   return v ^ (v >> 31);
 }
 
-// At least 2^t and at most 1.07 times that: a straight line between powers of two.
+// At least 2^t, roundings included, and at most 1.07 times that: a straight line between powers of
+// two, and a little more.
 SLIPSTREAM_INLINE float pow2_bound(float t) {
   const float clamped = t > -126.0f ? (t < 126.0f ? t : 126.0f) : -126.0f;
   const int32_t bits = static_cast<int32_t>((clamped + 127.0f) * 8388608.0f) + 8;

@@ -137,10 +137,6 @@ void run_linear(ThreadPool& pool, const Kernels& kernels, const Matrix& m, const
   });
 }
 
-struct Found {
-  std::vector<int64_t> rows, columns;
-};
-
 // x [T, cols] -> out [T, rows]; `precise`: with the remainder that rounding x leaves.
 void linear(ThreadPool& pool, const std::string& variant, const PackedMatrix& packed,
             Input<float, 2> x, Output<float, 2> out, bool precise) {
@@ -185,6 +181,10 @@ std::vector<double> time_linear(ThreadPool& pool, const std::string& variant,
   }
   return seconds;
 }
+
+struct Found {
+  std::vector<int64_t> rows, columns;
+};
 
 // Rows and columns of the tokens that may win each row's draw.
 nb::tuple likely_winners(const std::string& variant, Input<float, 2> logits, Floats lowest,

@@ -1,7 +1,6 @@
 #include "rounding.h"
 
 #include <cmath>
-#include <cstring>
 
 #include "half.h"
 
