@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.served import Served, served
+from tests.e2e.served import Served, served, tiny_flags
 from tests.real.models import SMOLLM2_FILE, model_file
 
 TOOL_TEMPLATE = Path(__file__).parent / "tools.jinja"
@@ -15,9 +15,7 @@ TOOL_TEMPLATE = Path(__file__).parent / "tools.jinja"
 
 @pytest.fixture(scope="package")
 def tiny(tiny_model_dir: Path, tiny_draft_dir: Path) -> Iterator[Served]:
-    flags = ["--model", str(tiny_model_dir), "--draft", str(tiny_draft_dir)]
-    flags += ["--served-name", "tiny", "--kv.memory-mib", "16", "--kv.draft-memory-mib", "16"]
-    with served(*flags, "--threads", "1") as server:
+    with served(*tiny_flags(tiny_model_dir, tiny_draft_dir)) as server:
         server.wait_until_ready()
         yield server
 

@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from tests.e2e.fault_table import NOTE, Note, render
-from tests.e2e.served import Served, served
+from tests.e2e.served import Served, served, tiny_flags
 
 
 @pytest.fixture
@@ -27,9 +27,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(scope="package")
 def server(tiny_model_dir: Path, tiny_draft_dir: Path) -> Iterator[Served]:
-    flags = ["--model", str(tiny_model_dir), "--draft", str(tiny_draft_dir)]
-    flags += ["--served-name", "tiny", "--kv.memory-mib", "16", "--kv.draft-memory-mib", "16"]
-    with served(*flags, "--threads", "1", "--log-level", "debug") as server:
+    flags = tiny_flags(tiny_model_dir, tiny_draft_dir)
+    with served(*flags, "--log-level", "debug") as server:
         assert httpx.get(f"{server.url}/health", timeout=60).status_code == 503
         server.wait_until_ready()
         yield server

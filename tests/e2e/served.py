@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import httpx
 
@@ -34,6 +35,12 @@ class Served:
         match = re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
         assert match is not None, name
         return float(match[1])
+
+
+def tiny_flags(model: Path, draft: Path) -> list[str]:
+    """For a small server of these models, under the name `tiny`, on one thread."""
+    flags = ["--model", str(model), "--draft", str(draft), "--served-name", "tiny"]
+    return [*flags, "--kv.memory-mib", "16", "--kv.draft-memory-mib", "16", "--threads", "1"]
 
 
 @contextmanager

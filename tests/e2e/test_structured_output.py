@@ -14,7 +14,7 @@ import openai
 import pytest
 from pydantic import BaseModel, Field
 
-from tests.e2e.served import Served, served
+from tests.e2e.served import Served, served, tiny_flags
 
 MESSAGES: Any = [{"role": "user", "content": "the cat eats"}]
 
@@ -32,9 +32,7 @@ class Answer(BaseModel):
 
 @pytest.fixture(scope="module")
 def server(tiny_model_dir: Path, tiny_draft_dir: Path) -> Iterator[Served]:
-    flags = ["--model", str(tiny_model_dir), "--draft", str(tiny_draft_dir)]
-    flags += ["--served-name", "tiny", "--kv.memory-mib", "16", "--kv.draft-memory-mib", "16"]
-    with served(*flags, "--threads", "1") as server:
+    with served(*tiny_flags(tiny_model_dir, tiny_draft_dir)) as server:
         server.wait_until_ready()
         yield server
 

@@ -15,13 +15,12 @@ from loadtest.overload import Overload, Phase, overload, percentile
 from loadtest.overload import show as show_overload
 from loadtest.server_state import ServerState
 from loadtest.soak import Soak, Tally, show, soak
-from tests.e2e.served import Served, served
+from tests.e2e.served import Served, served, tiny_flags
 
 
 @pytest.fixture(scope="module")
 def server(tiny_model_dir: Path, tiny_draft_dir: Path) -> Iterator[Served]:
-    flags = ["--model", str(tiny_model_dir), "--draft", str(tiny_draft_dir), "--threads", "1"]
-    flags += ["--served-name", "tiny", "--kv.memory-mib", "16", "--kv.draft-memory-mib", "16"]
+    flags = tiny_flags(tiny_model_dir, tiny_draft_dir)
     flags += ["--scheduler.max-running", "4", "--scheduler.max-waiting", "24"]
     with served(*flags) as server:
         server.wait_until_ready()
