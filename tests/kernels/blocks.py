@@ -9,16 +9,21 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from engine.kernels import load_native
 
-QUANTIZED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+QUANTIZED = (
+    "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"
+)  # fmt: skip
 _SCALE_OFFSETS = {
     "Q4_0": (0,),
     "Q4_1": (0, 2),
     "Q5_0": (0,),
     "Q5_1": (0, 2),
     "Q8_0": (0,),
+    "Q3_K": (108,),
     "Q4_K": (0, 2),
     "Q5_K": (0, 2),
     "Q6_K": (208,),
+    "IQ4_NL": (0,),
+    "IQ4_XS": (0,),
 }
 
 
