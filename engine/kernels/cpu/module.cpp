@@ -394,7 +394,7 @@ std::vector<std::string> variants() {
   return names;
 }
 
-// Arrays are taken as they are: results written to a converted copy would be lost.
+// An array that is taken as it is: results written to a converted copy would be lost.
 auto array_arg(const char* name) { return nb::arg(name).noconvert(); }
 
 }  // namespace
@@ -426,8 +426,8 @@ NB_MODULE(_native, m) {
         array_arg("out"), nb::arg("precise") = false);
   m.def("time_linear", &time_linear, nb::arg("pool"), nb::arg("variant"), nb::arg("matrices"),
         array_arg("x"), nb::arg("passes"));
-  m.def("likely_winners", &likely_winners, nb::arg("variant"), array_arg("logits"),
-        array_arg("lowest"), array_arg("score_to_beat"), array_arg("keys"), array_arg("noise_ids"));
+  m.def("likely_winners", &likely_winners, nb::arg("variant"), nb::arg("logits"),
+        nb::arg("lowest"), nb::arg("score_to_beat"), nb::arg("keys"), nb::arg("noise_ids"));
   m.def("read_bytes", &read_bytes, nb::arg("pool"), nb::arg("variant"), array_arg("data"));
   m.def("kv_block_bytes", &kv_block_bytes, nb::arg("shape"), nb::arg("layers"),
         nb::arg("block_size"), nb::arg("kv_type"));
