@@ -16,7 +16,7 @@ MAX_LINES = 450
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"request", "metrics", "config", "pace", "watchdog"}),
     frozenset({"plan", "recovery", "sequence", "blocks", "admission", "summary"}),
-    frozenset({"waiting", "kernels"}),
+    frozenset({"waiting", "kernels", "cache"}),
     frozenset({"scheduler", "text", "sampling"}),
     frozenset({"models"}),
     frozenset({"draft", "verify", "isolation"}),
@@ -31,6 +31,9 @@ SERVER_MAY_IMPORT = frozenset(
         "engine.async_engine",
         "engine.bench",
         "engine.build",
+        "engine.cache.errors",
+        "engine.cache.location",
+        "engine.cache.model_cache",
         "engine.config",
         "engine.doctor.advice",
         "engine.doctor.examine",
