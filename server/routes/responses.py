@@ -166,7 +166,7 @@ def _keep(
     def keep(final: ResponseBody, blocks: Sequence[Block]) -> None:
         if body.store is not False:
             add_answer(conversation, blocks)
-            stored = StoredResponse(final.to_json(), tuple(conversation.messages))
+            stored = StoredResponse(final.to_json().encode(), tuple(conversation.messages))
             context.responses.put(context.ticket.client, response_id, stored)
 
     return keep

@@ -238,7 +238,7 @@ async def test_error_in_mid_stream(respond, engine):
 
 def test_store_is_bounded_in_number_and_size():
     def stored(size):
-        return StoredResponse("x" * size, ())
+        return StoredResponse(b"x" * size, ())
 
     store = ResponseStore(max_responses=3, max_bytes=1000)
     for name in "abc":
@@ -257,6 +257,12 @@ def test_store_is_bounded_in_number_and_size():
     assert store.delete("me", "g")
     assert not store.delete("me", "g")
     assert store.num_bytes == 0
+
+
+def test_store_counts_bytes():
+    message = {"role": "user", "content": "\N{GRINNING FACE}" * 100}
+    stored = StoredResponse(b"{}", (message,))
+    assert stored.num_bytes == len(b"{}") + len(b'[{"role":"user","content":""}]') + 400
 
 
 def test_builder_does_not_change_what_it_was_given():
