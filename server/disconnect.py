@@ -22,7 +22,7 @@ class ClientDisconnectedError(ApiError):
 
 @runtime_checkable
 class Closable(Protocol):
-    """A result that holds on to something until it is closed, such as a stream to its generation."""
+    """A result that holds on to something until it is closed, as a stream to its generation."""
 
     def close(self) -> None: ...
 

@@ -161,7 +161,7 @@ def add_error_handlers(app: FastAPI, routes: Sequence[Route]) -> None:
         }.get(error.status_code, (str(error.detail), None))
         headers = dict(error.headers or {})
         if error.status_code == 405:
-            headers["Allow"] = _allowed_methods(routes, request.scope)
+            headers["Allow"] = allowed_methods(routes, request.scope)
         answer = ApiError(error.status_code, message, code=code, headers=headers)
         return answer.to_response(path)
 
@@ -171,10 +171,14 @@ def add_error_handlers(app: FastAPI, routes: Sequence[Route]) -> None:
     app.add_exception_handler(HTTPException, handle_routing)
 
 
-def _allowed_methods(routes: Sequence[Route], scope: Scope) -> str:
-    """The router itself names the methods of the first route on a path only."""
+def allowed_methods(routes: Sequence[Route], scope: Scope) -> str:
+    """What the Allow header says of a path; empty where there is none.
+
+    The router itself names the methods of the first route on a path only.
+    """
     on_path = [route for route in routes if route.matches(scope)[0] is not Match.NONE]
-    return ", ".join(sorted({method for route in on_path for method in route.methods or ()}))
+    methods = {method for route in on_path for method in route.methods or ()}
+    return ", ".join(sorted(methods | {"HEAD"} if "GET" in methods else methods))
 
 
 def _error_type(status: int) -> str:
