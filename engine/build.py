@@ -150,7 +150,7 @@ def load_parts(config: Config) -> EngineParts:
     make_drafters = _drafter_maker(config, placement, tokenizer, grammars)
     parts = EngineParts(
         config=config,
-        model_name=config.served_name or files.name,
+        model_name=config.served_names[0] if config.served_names else files.name,
         target=target,
         tokenizer=tokenizer,
         make_drafters=make_drafters,

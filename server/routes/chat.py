@@ -56,7 +56,7 @@ async def _complete_chat(body: ChatRequest, context: ServerContext) -> Response:
     )
     response_id = f"chatcmpl-{uuid.uuid4().hex}"
     renderer = ChatRenderer(
-        context.response_head(response_id),
+        context.response_head(response_id, body.model),
         num_choices=n,
         answer_format=turn.answer_format,
         prompt_token_ids=turn.prompt.token_ids if body.return_token_ids else None,

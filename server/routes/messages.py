@@ -75,7 +75,8 @@ async def _answer(body: MessagesRequest, context: ServerContext) -> Response:
         )
     except RequestError as error:
         raise in_api_terms(error, _PARAMS) from error
-    renderer = MessagesRenderer(context.response_head(response_id), turn.answer_format.parser())
+    head = context.response_head(response_id, body.model)
+    renderer = MessagesRenderer(head, turn.answer_format.parser())
     return await answer(generation, renderer, stream=bool(body.stream))
 
 

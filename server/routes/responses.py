@@ -130,7 +130,7 @@ async def _prepare(
 def _settings(
     body: ResponsesRequest, turn: Turn, response_id: str, context: ServerContext
 ) -> dict[str, Any]:
-    head = context.response_head(response_id)
+    head = context.response_head(response_id, body.model)
     params = turn.prompt.params
     choice = body.tool_choice or "auto"
     return {
