@@ -129,13 +129,17 @@ def in_api_terms(error: RequestError, names: Mapping[str, str]) -> RequestError:
     """The engine's error with its field under the name that an API gives it.
 
     Args:
-        names: the API's name of a field by the engine's, where they differ.
+        names: the API's name of a field, or of the object it is in, by the engine's, where they
+            differ.
     """
-    own = error.param
-    if own is None or own not in names:
+    own = error.param or ""
+    head, dot, rest = own.partition(".")
+    name = names.get(own) or (f"{names[head]}{dot}{rest}" if head in names else own)
+    if name == own:
         return error
-    name = names[own]
-    message = str(error).replace(f"{own}=", f"{name}=").replace(f"'{own}'", f"'{name}'")
+    message = str(error).replace(f"{own}=", f"{name}=")
+    for theirs, ours in {**names, own: name}.items():
+        message = message.replace(f"'{theirs}'", f"'{ours}'")
     return RequestError(message, param=name, code=error.code)
 
 

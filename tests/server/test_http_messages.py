@@ -17,6 +17,7 @@ WEATHER = {
     "description": "Weather of a city",
     "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}},
 }
+SCHEMA = {"type": "json_schema", "schema": {"type": "object"}}
 CALL = ["<tool_", 'call>{"name": "weather", "argu', 'ments": {"city": "Ro', 'me"}}</tool_call>']
 
 
@@ -183,7 +184,10 @@ async def test_thinking(ask, engine, thinking, meant):
     engine.tokenizer.chat_template.source = "</think>"
     engine.script = lambda request: words("<think>", "Hm", "</think>", "Yes")
     body = (await ask(thinking=thinking)).json()
-    assert engine.submitted[0].source.options.template_args == {"enable_thinking": meant}
+    assert engine.submitted[0].source.options.template_args == {
+        "enable_thinking": meant,
+        "thinking": meant,
+    }
     assert body["content"] == [
         {"type": "thinking", "thinking": "Hm", "signature": ""},
         {"type": "text", "text": "Yes"},
@@ -224,7 +228,7 @@ INVALID = [
     ({"messages": []}, "messages"),
     ({"messages": "Hi"}, "messages"),
     ({"messages": ["Hi"]}, "messages.0"),
-    ({"messages": [{"role": "system", "content": "x"}]}, "messages.0.role"),
+    ({"messages": [{"role": "wizard", "content": "x"}]}, "messages.0.role"),
     ({"messages": [{"role": "user"}]}, "messages.0.content"),
     ({"messages": [{"role": "user", "content": None}]}, "messages.0.content"),
     ({"messages": [{"role": "user", "content": []}]}, "messages.0.content"),
@@ -247,7 +251,8 @@ INVALID = [
     ),
     ({"messages": [{"role": "user", "content": "x" * 200}]}, "prompt"),
     ({"system": 5}, "system"),
-    ({"system": [{"type": "image"}]}, "system.0.type"),
+    ({"system": [{"type": "image"}]}, "system.0"),
+    ({"system": [{"type": "poem"}]}, "system.0.type"),
     ({"stop_sequences": "x"}, "stop_sequences"),
     ({"stop_sequences": [""]}, "stop_sequences.0"),
     ({"stop_sequences": ["a", "b", "c"]}, "stop"),
@@ -260,6 +265,13 @@ INVALID = [
     ({"tools": [{"name": "f"}]}, "tools.0.input_schema"),
     ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools.0.name"),
     ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools.0.type"),
+    ({"tools": [{"type": 5, "name": "bash"}]}, "tools.0"),
+    ({"output_config": {"format": {"type": "text"}}}, "output_config.format.type"),
+    ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
+    ({"output_config": {"effort": "huge"}}, "output_config.effort"),
+    ({"output_config": {"format": {**SCHEMA, "schema": {"type": "broken"}}}}, "'output_config.f"),
+    ({"output_format": {**SCHEMA, "schema": {"type": "broken"}}}, "'output_format.schema'"),
+    ({"output_format": SCHEMA, "output_config": {"format": SCHEMA}}, "output_format"),
     ({"tools": [WEATHER, WEATHER]}, "weather"),
     ({"tool_choice": {"type": "any"}}, "tool_choice"),
     ({"tools": [WEATHER], "tool_choice": {"type": "tool"}}, "tool_choice.name"),

@@ -165,6 +165,7 @@ async def test_reasoning_is_an_item_of_its_own(respond, engine):
     assert "".join(deltas) == "Hm."
     assert engine.submitted[0].source.options.template_args == {
         "enable_thinking": True,
+        "thinking": True,
         "reasoning_effort": "low",
     }
     await respond(
@@ -274,6 +275,11 @@ def test_builder_does_not_change_what_it_was_given():
 
 
 HI = {"role": "user", "content": "Hi"}
+BROKEN_FORMAT = {"type": "json_schema", "name": "a", "schema": {"type": "broken"}}
+BROKEN_CHAT_FORMAT = {
+    "type": "json_schema",
+    "json_schema": {"name": "a", "schema": {"type": "broken"}},
+}
 INVALID = [
     ({"input": None}, "input"),
     ({"input": 5}, "input"),
@@ -286,13 +292,9 @@ INVALID = [
     ({"input": [{"role": "user", "content": [5]}]}, "input.0.content.0"),
     (
         {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
-        "input.0.content.0.type",
+        "input.0.content.0",
     ),
     ({"input": [{"type": "function_call", "name": "f"}]}, "input.0.call_id"),
-    (
-        {"input": [{"type": "function_call", "name": "f", "call_id": "x", "arguments": "{"}]},
-        "input.0.arguments",
-    ),
     ({"input": [{"type": "function_call_output", "call_id": "x"}]}, "input.0.output"),
     ({"input": [{"type": "reasoning", "content": "x"}]}, "input.0.content"),
     ({"input": "x" * 200}, "input"),
@@ -314,8 +316,18 @@ INVALID = [
     ({"metadata": []}, "metadata"),
     ({"reasoning": "high"}, "reasoning"),
     ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
-    ({"text": {"format": {"type": "json_object"}}}, "text"),
-    ({"truncation": "auto"}, "truncation"),
+    ({"text": {"format": {"type": "xml"}}}, "text.format"),
+    ({"text": {"format": {"type": "json_schema", "schema": {}}}}, "text.format.name"),
+    ({"text": {"verbosity": "loud"}}, "text.verbosity"),
+    ({"text": {"format": BROKEN_FORMAT}}, "text.format.schema"),
+    ({"response_format": BROKEN_CHAT_FORMAT}, "response_format.json_schema.schema"),
+    (
+        {"text": {"format": {"type": "text"}}, "response_format": {"type": "json_object"}},
+        "response_format",
+    ),
+    ({"text": {"format": {"type": "json_object"}}, "guided_regex": "a"}, "guided_regex"),
+    ({"truncation": "latest"}, "truncation"),
+    ({"include": ["message.output_text.logprobs"]}, "include"),
     ({"background": True}, "background"),
     ({"conversation": "x"}, "conversation"),
     ({"include": ["x"]}, "include"),
