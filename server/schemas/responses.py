@@ -95,7 +95,7 @@ _FORMATS = ("text", "json_object", "json_schema")
 
 
 def _format_kind(value: Any) -> str | None:
-    kind = value.get("type") if isinstance(value, dict) else None
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
     return f"<{kind}>" if kind in _FORMATS else None
 
 

@@ -194,6 +194,79 @@ async def test_thinking(ask, engine, thinking, meant):
     ]
 
 
+def billing(cch):
+    return f"x-anthropic-billing-header: cc_version=2.1.177.01c; cc_entrypoint=cli; cch={cch};"
+
+
+@pytest.mark.parametrize(
+    "system",
+    [
+        lambda cch: [{"type": "text", "text": billing(cch)}, {"type": "text", "text": "You code."}],
+        lambda cch: [{"type": "text", "text": f"{billing(cch)}\n\nYou code."}],
+        lambda cch: f"{billing(cch)}\nYou code.",
+    ],
+)
+async def test_claude_codes_accounting_line_is_no_part_of_the_prompt(ask, engine, system):
+    for cch in ("36ee5", "0aaa9"):
+        assert (await ask(system=system(cch))).status_code == 200
+    first, second = engine.submitted
+    assert first.prompt_token_ids == second.prompt_token_ids
+    assert first.source.messages == ({"role": "system", "content": "You code."}, HI)
+    counted = [
+        (await ask("/v1/messages/count_tokens", max_tokens="absent", system=each)).json()
+        for each in (system("36ee5"), "You code.")
+    ]
+    assert counted[0] == counted[1]
+
+
+async def test_the_line_elsewhere_is_text(ask, engine):
+    engine.max_context = 1000
+    system = f"Never write\n{billing(1)}"
+    messages = [{"role": "user", "content": billing(2)}]
+    await ask(system=system, messages=messages)
+    assert engine.submitted[0].source.messages == (
+        {"role": "system", "content": system}, *messages
+    )  # fmt: skip
+    assert (await ask(system=billing(3))).status_code == 200
+    assert engine.submitted[1].source.messages == (HI,)
+
+
+async def test_system_message_in_mid_conversation(ask, engine):
+    reminder = {"role": "system", "content": [{"type": "text", "text": "Be brief."}]}
+    assert (await ask(messages=[HI, reminder, HI])).status_code == 200
+    assert engine.submitted[0].source.messages[1] == {"role": "system", "content": "Be brief."}
+
+
+async def test_redacted_thinking_is_passed_over(ask, engine):
+    redacted = {"type": "redacted_thinking", "data": "AA"}
+    answer = {"role": "assistant", "content": [redacted, {"type": "text", "text": "So:"}]}
+    assert (await ask(messages=[HI, answer, HI])).status_code == 200
+    assert engine.submitted[0].source.messages[1] == {"role": "assistant", "content": "So:"}
+
+
+@pytest.mark.parametrize(
+    "fields", [{"output_config": {"format": SCHEMA, "effort": "high"}}, {"output_format": SCHEMA}]
+)
+async def test_structured_output(ask, engine, fields):
+    assert (await ask(**fields)).status_code == 200
+    (request,) = engine.submitted
+    assert (request.grammar.kind, json.loads(request.grammar.text)) == (
+        "json_schema", SCHEMA["schema"]
+    )  # fmt: skip
+    effort = request.source.options.template_args.get("reasoning_effort")
+    assert effort == ("high" if "output_config" in fields else None)
+
+
+async def test_tools_that_the_server_lacks(ask, engine, caplog):
+    search = {"type": "web_search_20250305", "name": "web_search", "max_uses": 8}
+    assert (await ask(tools=[search, WEATHER])).status_code == 200
+    (tool,) = engine.submitted[0].source.options.tools
+    assert tool["function"]["name"] == "weather"
+    assert "a tool of type 'web_search_20250305' is left out" in caplog.text
+    error = (await ask(tools=[search])).json()["error"]
+    assert "no tools of type 'web_search_20250305'" in error["message"]
+
+
 async def test_count_tokens(ask, engine):
     fields = {"system": "Be brief.", "tools": [WEATHER]}
     response = await ask("/v1/messages/count_tokens", max_tokens="absent", **fields)

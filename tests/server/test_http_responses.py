@@ -232,9 +232,107 @@ async def test_error_in_mid_stream(respond, engine):
         *words("a", finish=None),
         Step("", (), FinishReason.ERROR, error="It broke."),
     ]
-    last = named_events(await respond(stream=True))[-1]
+    *_, failed, last = named_events(await respond(stream=True))
     assert (last["type"], last["message"]) == ("error", "It broke.")
+    assert failed["type"] == "response.failed"
+    assert failed["response"]["status"] == "failed"
+    assert failed["response"]["error"] == {"code": "generation_failed", "message": "It broke."}
+    (item,) = failed["response"]["output"]
+    assert (item["status"], item["content"][0]["text"]) == ("incomplete", "a")
     assert (await respond()).status_code == 500
+
+
+SCHEMA_FORMAT = {
+    "type": "json_schema",
+    "name": "city",
+    "schema": {"type": "object", "properties": {"city": {"type": "string"}}},
+    "strict": True,
+}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "kind"),
+    [({"type": "text"}, None), ({"type": "json_object"}, "json_object"),
+     (SCHEMA_FORMAT, "json_schema")],
+)  # fmt: skip
+async def test_text_format(respond, client, engine, wanted, kind):
+    response = await respond(text={"format": wanted, "verbosity": "high"})
+    assert response.status_code == 200, response.text
+    assert response.json()["text"] == {"format": wanted, "verbosity": "high"}
+    grammar = engine.submitted[0].grammar
+    assert (None if grammar is None else grammar.kind) == kind
+    if kind == "json_schema":
+        inner = {key: value for key, value in wanted.items() if key != "type"}
+        await client.chat(response_format={"type": "json_schema", "json_schema": inner})
+        assert engine.submitted[1].grammar == grammar
+
+
+async def test_tools_that_the_server_lacks(respond, engine, caplog):
+    hosted = [{"type": "web_search"}, {"type": "mcp", "server_label": "x"}]
+    response = await respond(tools=[*hosted, WEATHER])
+    assert response.status_code == 200, response.text
+    assert [tool["type"] for tool in response.json()["tools"]] == ["function"]
+    (tool,) = engine.submitted[0].source.options.tools
+    assert tool["function"]["name"] == "weather"
+    assert "'web_search'" in caplog.text
+    assert "'mcp'" in caplog.text
+    error = (await respond(tools=hosted)).json()["error"]
+    assert error["message"] == "'tools.0.type': this server has no tools of type 'web_search'."
+
+
+async def test_what_may_be_included(respond):
+    wanted = ["reasoning.encrypted_content", "file_search_call.results"]
+    assert (await respond(include=wanted)).status_code == 200
+    error = (await respond(include=["message.output_text.logprobs"])).json()["error"]
+    assert "'message.output_text.logprobs'" in error["message"]
+
+
+def turns(*sizes):
+    """A conversation of as many bytes a turn, as the scripted template writes it."""
+    messages = []
+    for number, size in enumerate(sizes):
+        answer = {"role": "assistant", "content": ""}
+        question = {"role": "user", "content": ""}
+        text = str(number) * (size - len("<user><assistant>"))
+        messages += [{**question, "content": text}, answer]
+    return messages[:-1]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "max_tokens", "kept"),
+    [
+        ((30, 30, 30), None, "012"),
+        ((50, 50, 50), None, "2"),  # a fourth of 128 is for the answer
+        ((50, 40, 40, 40), None, "23"),
+        ((50, 40, 40, 40), 5, "123"),
+        ((50, 50, 50), 60, "2"),
+        ((40, 200, 40), 40, "2"),
+    ],
+)
+async def test_truncation_drops_the_oldest_turns_whole(respond, engine, sizes, max_tokens, kept):
+    fields = {"input": turns(*sizes), "max_output_tokens": max_tokens, "instructions": "Be"}
+    response = await respond(truncation="auto", **fields)
+    assert response.status_code == 200, response.text
+    assert response.json()["truncation"] == "auto"
+    first, *messages = engine.submitted[0].source.messages
+    assert first == {"role": "system", "content": "Be"}
+    assert "".join(m["content"][0] for m in messages if m["role"] == "user") == kept
+    assert [m["role"] for m in messages[:2]] != ["assistant"]
+    if len(kept) < len(sizes):
+        assert (await respond(**fields)).json()["error"]["code"] == "context_length_exceeded"
+
+
+async def test_last_turn_is_never_dropped(respond):
+    response = await respond(input=turns(30, 200), truncation="auto")
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "context_length_exceeded"
+
+
+async def test_whole_conversation_is_kept_behind_a_truncated_one(respond, engine):
+    first = (await respond(input=turns(50, 50, 50), truncation="auto")).json()
+    engine.max_context = 1000
+    await respond(input="And?", previous_response_id=first["id"])
+    assert len(engine.submitted[-1].source.messages) == len(turns(50, 50, 50)) + 2
 
 
 def test_store_is_bounded_in_number_and_size():
