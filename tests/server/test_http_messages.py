@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import anthropic
+import pydantic
 import pytest
 
 from engine.request import FinishReason
@@ -410,6 +411,19 @@ def test_anthropic_package(anthropic_client, engine):
         model="tiny/model", messages=[HI], tools=[WEATHER]
     )
     assert counted.input_tokens == whole.usage.input_tokens + whole.usage.cache_read_input_tokens
+
+
+class City(pydantic.BaseModel):
+    name: str
+    rank: int
+
+
+def test_anthropic_package_parses_structured_output(anthropic_client, engine):
+    engine.script = lambda request: words('{"name": "Rome", ', '"rank": 3}')
+    fields = {"model": "tiny/model", "max_tokens": 50, "messages": [HI], "output_format": City}
+    for messages in (anthropic_client.messages, anthropic_client.beta.messages):
+        assert messages.parse(**fields).parsed_output == City(name="Rome", rank=3)
+    assert [request.grammar.kind for request in engine.submitted] == ["json_schema"] * 2
 
 
 def test_anthropic_package_meets_errors(anthropic_client, engine):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import openai
+import pydantic
 import pytest
 
 from engine.request import FinishReason
@@ -476,3 +477,24 @@ def test_openai_package(openai_client, engine):
     openai_client.responses.delete(whole.id)
     with pytest.raises(openai.NotFoundError):
         openai_client.responses.retrieve(whole.id)
+
+
+class City(pydantic.BaseModel):
+    name: str
+    rank: int
+
+
+def test_openai_package_parses_structured_output(openai_client, engine):
+    engine.script = lambda request: words('{"name": "Rome", ', '"rank": 3}')
+    fields = {"model": "tiny/model", "input": "Hi", "text_format": City}
+    whole = openai_client.responses.parse(
+        **fields,
+        text={"verbosity": "low"},
+        truncation="auto",
+        include=["reasoning.encrypted_content"],
+    )
+    with openai_client.responses.stream(**fields) as stream:
+        streamed = stream.get_final_response()
+    for response in (whole, streamed):
+        assert response.output_parsed == City(name="Rome", rank=3)
+    assert [request.grammar.kind for request in engine.submitted] == ["json_schema"] * 2
