@@ -39,6 +39,8 @@ from tests.e2e.faulty import (
     until,
 )
 
+pytestmark = pytest.mark.slow
+
 SAMPLED: dict[str, Any] = {"temperature": 0.8, "seed": 5, "max_tokens": 60}
 LONG: dict[str, Any] = {"max_tokens": 400, "temperature": 0, "ignore_eos": True}
 

@@ -12,6 +12,8 @@ import pytest
 
 from tests.e2e.served import Served
 
+pytestmark = pytest.mark.slow
+
 USER: Any = {"role": "user", "content": "the cat eats"}
 SYSTEM = "the old man sells 12 boxes."
 CHAT: Any = {

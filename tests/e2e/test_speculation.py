@@ -10,6 +10,8 @@ import pytest
 
 from tests.e2e.served import Served
 
+pytestmark = pytest.mark.slow
+
 FIELDS: dict[str, Any] = {
     "model": "tiny",
     "prompt": "the cat eats green apples. a naïve robot",
