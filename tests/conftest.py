@@ -18,6 +18,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Real models run one at a time, or a small machine would hold several in memory."""
+    for item in items:
+        if item.get_closest_marker("real") is not None:
+            item.add_marker(pytest.mark.xdist_group("real"))
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if terminalreporter.config.getoption("--fault-table"):
         reports = terminalreporter.stats.get("passed", [])
