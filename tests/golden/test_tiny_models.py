@@ -120,11 +120,11 @@ def requests_for(target: Path, params: dict[str, Any], count: int) -> list[Gener
     requests = []
     for index in range(count):
         text = sentences(1 + 3 * index, seed=index)[: -3 - index]
+        source: ChatPrompt | TextPrompt = TextPrompt(text)
+        prompt = tokens.encode(text)
         if index % 2:
-            messages = ({"role": "user", "content": text},)
-            prompt, source = tokens.encode_chat(messages), ChatPrompt(messages)
-        else:
-            prompt, source = tokens.encode(text), TextPrompt(text)
+            source = ChatPrompt(({"role": "user", "content": text},))
+            prompt = tokens.encode_chat(source.messages)
         requests.append(
             make_request(prompt, f"r{index}", source, max_tokens=40 + index, seed=index, **params)
         )

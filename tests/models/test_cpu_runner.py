@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -104,7 +105,7 @@ def load(
         quantization=quantization,
         threads=threads,
         variant=variant,
-        kv_dtype=kv_dtype,  # type: ignore[arg-type]
+        kv_dtype=kv_dtype,
     )
 
 
@@ -297,7 +298,7 @@ def test_packed_weights_are_kept_and_reused(tmp_path: Path) -> None:
 
 
 def test_changed_weights_are_packed_anew(tmp_path: Path) -> None:
-    model = save_random_model(FAMILIES["llama"](), tmp_path)
+    model: Any = save_random_model(FAMILIES["llama"](), tmp_path)
     load(tmp_path, "int8")
     with torch.no_grad():
         model.model.layers[1].mlp.down_proj.weight.mul_(1.5)
