@@ -5,8 +5,9 @@ Prompt lookup decoding (Saxena, 2023) with an incremental index instead of a sca
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
+
+from cachetools import FIFOCache
 
 from engine.draft.drafter import NO_DRAFT, Draft, DraftRequest
 from engine.draft.suffix_index import SuffixIndex
@@ -24,27 +25,22 @@ class SharedTexts:
         self._max_tokens = max_tokens
         self._min_match = min_match
         self._max_match = max_match
-        self._texts: OrderedDict[str, tuple[list[int], SuffixIndex]] = OrderedDict()
-        self._num_tokens = 0
+        self._texts = FIFOCache[str, tuple[list[int], SuffixIndex]](
+            max_tokens, lambda indexed: len(indexed[0])
+        )
 
     def add(self, request_id: str, token_ids: Sequence[int]) -> None:
         """Keep a request's text, in place of its earlier one; the oldest texts make room for it."""
-        earlier = self._texts.pop(request_id, None)
-        if earlier is not None:
-            self._num_tokens -= len(earlier[0])
         text = list(token_ids[-self._max_tokens :])
         index = SuffixIndex(self._min_match, self._max_match)
         index.extend(text)
+        self._texts.pop(request_id, None)
         self._texts[request_id] = (text, index)
-        self._num_tokens += len(text)
-        while self._num_tokens > self._max_tokens:
-            _, (oldest, _) = self._texts.popitem(last=False)
-            self._num_tokens -= len(oldest)
 
     def find(self, suffix_of: Sequence[int]) -> tuple[list[int], int, int] | None:
         """(text, position, match length) of the longest match, the latest text first."""
         best: tuple[list[int], int, int] | None = None
-        for text, index in reversed(self._texts.values()):
+        for text, index in reversed(list(self._texts.values())):
             found = index.find(suffix_of)
             if found is not None and (best is None or found[1] > best[2]):
                 best = (text, *found)

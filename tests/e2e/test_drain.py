@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.e2e.served import Served, served
+
+pytestmark = pytest.mark.slow
 
 KEY = {"Authorization": "Bearer sk-drain-test"}
 

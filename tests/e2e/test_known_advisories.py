@@ -17,6 +17,8 @@ import pytest
 
 from tests.e2e.served import Served, served
 
+pytestmark = pytest.mark.slow
+
 TOOL_TEMPLATE = Path(__file__).parent.parent / "conformance" / "tools.jinja"
 HI = [{"role": "user", "content": "the cat eats"}]
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -109,7 +110,7 @@ def load(
         quantization=quantization,
         threads=threads,
         variant=variant,
-        kv_dtype=kv_dtype,  # type: ignore[arg-type]
+        kv_dtype=kv_dtype,
     )
 
 
@@ -316,7 +317,7 @@ def test_a_warm_start_opens_no_weights(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_changed_weights_are_packed_anew(tmp_path: Path) -> None:
     """A checkpoint trained further that still begins as before in each tensor."""
-    model = save_random_model(FAMILIES["llama"](), tmp_path)
+    model: Any = save_random_model(FAMILIES["llama"](), tmp_path)
     tokens = np.random.default_rng(9).integers(0, VOCAB, 20)
     before = load(tmp_path)
     first_logits = run(before, piece(tokens, 0, 20, blocks_for(before, 1)[0]))

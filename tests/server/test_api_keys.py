@@ -7,6 +7,7 @@ import hmac
 import os
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -356,7 +357,7 @@ def test_openai_and_anthropic_clients(url):
         pytest.raises(openai.AuthenticationError, match="not valid"),
     ):
         wrong.models.list()
-    message = {
+    message: dict[str, Any] = {
         "model": "tiny/model",
         "max_tokens": 5,
         "messages": [{"role": "user", "content": "a"}],

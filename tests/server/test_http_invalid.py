@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 INF, NAN = float("inf"), float("nan")
@@ -252,8 +254,16 @@ COMPLETION = [
     ({"prompt_embeds": "AAAA"}, "prompt_embeds", "not supported"),
 ]
 
-HI = {"role": "user", "content": "Hi"}
-CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+HI: dict[str, Any] = {"role": "user", "content": "Hi"}
+CALL: dict[str, Any] = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+BAD_CALLS: list[tuple[dict[str, Any], str, str]] = [
+    ({"id": 5}, "id", "string"),
+    ({"type": "custom"}, "type", "'function'"),
+    ({"function": "f"}, "function", "dictionary"),
+    ({"function": {"name": "f"}}, "function.arguments", "Missing"),
+    ({"function": {"name": "f", "arguments": {}}}, "function.arguments", "string"),
+    ({"function": {"name": "a b", "arguments": ""}}, "function.name", "pattern"),
+]
 
 
 def tool(**parts):
@@ -312,14 +322,7 @@ CHAT = [
             f"messages.1.tool_calls.0.{param}",
             message,
         )
-        for part, param, message in [
-            ({"id": 5}, "id", "string"),
-            ({"type": "custom"}, "type", "'function'"),
-            ({"function": "f"}, "function", "dictionary"),
-            ({"function": {"name": "f"}}, "function.arguments", "Missing"),
-            ({"function": {"name": "f", "arguments": {}}}, "function.arguments", "string"),
-            ({"function": {"name": "a b", "arguments": ""}}, "function.name", "pattern"),
-        ]
+        for part, param, message in BAD_CALLS
     ),
     ({"tools": [{"type": "function"}]}, "tools.0.function", "Missing"),
     ({"tools": "x"}, "tools", "list"),

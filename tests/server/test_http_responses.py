@@ -349,6 +349,9 @@ def test_store_is_bounded_in_number_and_size():
     store.put("me", "e", stored(900))
     assert [name for name in "abcde" if store.get("me", name)] == ["e"]
     store.put("me", "f", stored(5000))
+    assert [name for name in "ef" if store.get("me", name)] == ["e"]
+    assert store.num_bytes == 902
+    store.put("me", "e", stored(5000))
     assert len(store) == 0
     assert store.num_bytes == 0
     store.put("me", "g", stored(10))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from engine.request import ChatOptions, FinishReason
@@ -135,7 +137,7 @@ FORCED = [
 
 @pytest.mark.parametrize(("choice", "forced", "max_calls"), FORCED)
 async def test_forced_calls_are_a_grammar(client, engine, choice, forced, max_calls):
-    fields = {"response_format": {"type": "json_object"}}
+    fields: dict[str, Any] = {"response_format": {"type": "json_object"}}
     if max_calls:
         fields["parallel_tool_calls"] = False
     response = await client.chat(tools=[WEATHER, NOW], tool_choice=choice, **fields)

@@ -21,7 +21,7 @@ from server.load_errors import OUT_OF_MEMORY, load_failure
 from tests.models.tiny_gguf import write_tiny_gguf
 from tests.server.test_cli import Served
 
-Damage = Callable[[Path], None]
+Damage = Callable[[Path], object]
 
 
 def cut(name: str, size: int) -> Damage:
