@@ -195,7 +195,7 @@ def _drafter_maker(
     speculation = config.speculation
     makers: dict[str, Callable[[], Drafter]] = {
         "grammar": lambda: ForcedDrafter(grammars),
-        "predicted": lambda: PredictedDrafter(target),
+        "predicted": PredictedDrafter,
         "ngram": lambda: _ngram(speculation),
     }
     if config.draft is not None and "universal" in speculation.drafters:
@@ -209,11 +209,11 @@ def _drafter_maker(
 
 
 def _ngram(speculation: SpeculationConfig) -> NgramDrafter:
-    bounds = {"min_match": speculation.ngram_min, "max_match": speculation.ngram_max}
+    longest = speculation.ngram_max
     shared = None
     if speculation.ngram_shared:
-        shared = SharedTexts(max_tokens=speculation.ngram_shared_tokens, **bounds)
-    return NgramDrafter(**bounds, shared=shared)
+        shared = SharedTexts(max_tokens=speculation.ngram_shared_tokens, max_match=longest)
+    return NgramDrafter(min_match=speculation.ngram_min, max_match=longest, shared=shared)
 
 
 def _same_vocabulary(
