@@ -5,23 +5,15 @@ Prompt lookup decoding (Saxena, 2023) with an incremental index instead of a sca
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from cachetools import FIFOCache
 
 from engine.draft.drafter import NO_DRAFT, Draft, DraftRequest
 from engine.draft.suffix_index import SuffixIndex
 from engine.draft.token_index import TokenIndex
 from engine.request import GenerationRequest
 from engine.sequence import TokenSequence
-
-
-@dataclass(frozen=True, slots=True)
-class _Text:
-    token_ids: list[int]
-    """It may have grown since."""
-    index: SuffixIndex
-    num_tokens: int
 
 
 class SharedTexts:
@@ -34,31 +26,27 @@ class SharedTexts:
     def __init__(self, *, max_tokens: int, max_match: int) -> None:
         self._max_tokens = max_tokens
         self._max_match = max_match
-        self._texts: OrderedDict[str, _Text] = OrderedDict()
-        self._num_tokens = 0
+        self._texts = FIFOCache[str, tuple[list[int], SuffixIndex]](
+            max_tokens, lambda text: text[1].num_indexed
+        )
 
     def add(self, request_id: str, token_ids: list[int], index: SuffixIndex) -> None:
         """Keep a request's text, in place of its earlier one; the oldest texts make room for it.
 
-        One that would leave room for no other, and not even for itself, is not kept.
+        Args:
+            index: of the text; one of more tokens than there is room for is not kept.
         """
-        earlier = self._texts.pop(request_id, None)
-        if earlier is not None:
-            self._num_tokens -= earlier.num_tokens
-        text = _Text(token_ids, index, index.num_indexed)
-        self._texts[request_id] = text
-        self._num_tokens += text.num_tokens
-        while self._num_tokens > self._max_tokens:
-            _, oldest = self._texts.popitem(last=False)
-            self._num_tokens -= oldest.num_tokens
+        self._texts.pop(request_id, None)
+        if index.num_indexed <= self._max_tokens:
+            self._texts[request_id] = (token_ids, index)
 
     def find(self, suffix_of: Sequence[int]) -> tuple[list[int], int, int] | None:
         """(text, position, match length) of the longest match, the latest text first."""
         best: tuple[list[int], int, int] | None = None
-        for text in reversed(self._texts.values()):
-            found = text.index.find(suffix_of)
+        for text, index in reversed(list(self._texts.values())):
+            found = index.find(suffix_of)
             if found is not None and (best is None or found[1] > best[2]):
-                best = (text.token_ids, *found)
+                best = (text, *found)
                 if found[1] == self._max_match:
                     break
         return best

@@ -55,7 +55,7 @@ async def _complete(body: CompletionRequest, context: ServerContext) -> Response
     response_id = f"cmpl-{uuid.uuid4().hex}"
     candidates = [prompt for prompt in prompts for _ in range(num_candidates)]
     renderer = CompletionRenderer(
-        context.response_head(response_id),
+        context.response_head(response_id, body.model),
         echoes=[_echo(prompt, body, context) for prompt in candidates],
         prompt_token_ids=[prompt.token_ids for prompt in candidates]
         if body.return_token_ids

@@ -68,7 +68,7 @@ class Cores:
 
 @asynccontextmanager
 async def started(cores: Callable[[], EngineCore], **recovery: float) -> AsyncIterator[AsyncEngine]:
-    config = RecoveryConfig(**recovery)  # type: ignore[arg-type]
+    config = RecoveryConfig(**recovery)
     engine = AsyncEngine(lambda: cores, max_requests=1000, recovery=config)
     await engine.start()
     try:
