@@ -60,7 +60,11 @@ class EventStream(StreamingResponse):
             with suppress(ClientDisconnectedError):
                 await run_until_disconnect(receive, self._send_all(send))
         finally:
-            self._on_close()
+            self.close()
+
+    def close(self) -> None:
+        """Also for a response that is never sent."""
+        self._on_close()
 
     async def _send_all(self, send: Send) -> None:
         async with aclosing(self._events):

@@ -25,7 +25,7 @@ ARGUMENTS = '{"city": "Zoë </tool_call> {\\"", "days": [1, {"x": 2}]}'
 def read(parser, pieces):
     """(text, calls as [name, arguments]) of an answer that arrives in pieces."""
     deltas = [delta for piece in pieces for delta in parser.feed(piece)] + parser.finish()
-    calls = []
+    calls: list[list[str]] = []
     for delta in deltas:
         if isinstance(delta, ToolCallStart):
             assert delta.index == len(calls)
