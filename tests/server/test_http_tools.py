@@ -258,6 +258,30 @@ async def test_held_back_text_of_a_stream_is_not_lost(client, engine):
     assert text == "Hi <tool"
 
 
+@pytest.mark.parametrize(
+    "script",
+    [
+        ["```", "json\n{", '"name": "wea', 'ther", "arguments": {"city"', ': "Rome"}}\n', "```"],
+        ['{{"name": "weather", "arguments": ', '{"city": "Rome"}', "}}"],
+    ],
+)
+async def test_an_answer_that_is_a_block_of_json_is_a_call(client, engine, script):
+    engine.script = lambda request: words(*script)
+    choice = (await client.chat(tools=[WEATHER])).json()["choices"][0]
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"] == {"name": "weather", "arguments": '{"city": "Rome"}'}
+    assert choice["message"]["content"] is None
+    assert choice["finish_reason"] == "tool_calls"
+    chunks = [c for e in await client.chat_stream(tools=[WEATHER]) for c in e["choices"]]
+    parts = [call for c in chunks for call in c["delta"].get("tool_calls", ())]
+    assert parts[0]["function"]["name"] == "weather"
+    assert "".join(part["function"]["arguments"] for part in parts) == '{"city": "Rome"}'
+    assert not any(c["delta"].get("content") for c in chunks)
+    assert chunks[-1]["finish_reason"] == "tool_calls"
+    text = (await client.chat()).json()["choices"][0]["message"]
+    assert text["content"] == "".join(script)
+
+
 CHAT_ALLOWED = {
     "type": "allowed_tools",
     "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "function": {"name": "now"}}]},
