@@ -1,15 +1,18 @@
 # Two commands: `make serve` and `make test`. Both make what is missing and nothing else.
 # `make sanitize` runs the native code's tests under AddressSanitizer and UBSan; needs GCC.
+# `make test-all` also runs what takes long, and measures the coverage of all tests.
 # `make docs` brings the generated parts of docs/ up to date and builds the site into build/docs.
 #
 #   PORT=8000                      port to serve on
 #   CONFIG=configs/default.yaml    configuration file
 #   ARGS="--log-level debug"       more flags for `slipstream serve`
 #   PYTHON=python3.11              interpreter the virtual environment is made with
+#   FUZZ_INPUTS=1000               inputs of each long fuzz test in `make test-all`
 
 PORT ?= 8000
 CONFIG ?= configs/default.yaml
 ARGS ?=
+FUZZ_INPUTS ?= 1000
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 
 VENV := .venv
@@ -20,21 +23,30 @@ INSTALL_INPUTS := pyproject.toml constraints.txt $(wildcard CMakeLists.txt) $(NA
 INSTALL := PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install \
 	--disable-pip-version-check
 
-.PHONY: serve test lint sanitize docs install clean
+PYTEST := $(BIN)/python -m pytest --numprocesses=logical --maxprocesses=8 --dist=loadgroup \
+	--durations=20
+
+.PHONY: serve test test-all coverage lint sanitize site docs install clean
 .DELETE_ON_ERROR:
 
 serve: $(VENV)/.installed
 	$(BIN)/slipstream serve --config $(CONFIG) --port $(PORT) $(ARGS)
 
 test: lint
-	$(BIN)/python -m pytest
+	$(PYTEST) -m "not slow and not real and not conformance"
+
+test-all: lint coverage site
+
+# Of every test there is, in the processes that tests start too.
+coverage: install
+	FUZZ_INPUTS=$(FUZZ_INPUTS) $(PYTEST) --cov --cov-report=term --cov-report=html
 
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Everything of the native code but the models' training; the program that a test compiles gets its
+# `make sanitize SANITIZE=thread` looks for data races. The program that a test compiles gets its
 # flags from CXXFLAGS. A sanitizer's runtime has to be loaded before the interpreter, and libstdc++
 # with it, to see exceptions. The interpreter and torch leak at exit what this project can't free.
 SANITIZE := address,undefined
@@ -48,7 +60,7 @@ PRELOAD_thread = $(call runtime,libtsan.so)
 sanitize: $(SANITIZED)/.built
 	LD_PRELOAD=$(PRELOAD_$(SANITIZE)):$(call runtime,libstdc++.so) \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
-	TSAN_OPTIONS="suppressions=tests/kernels/tsan.supp ignore_noninstrumented_modules=1" \
+	TSAN_OPTIONS=ignore_noninstrumented_modules=1 \
 	CXXFLAGS="-g -fsanitize=$(SANITIZE) -fno-sanitize-recover=all" \
 	SLIPSTREAM_NATIVE=$(SANITIZED) \
 	$(BIN)/python -m pytest -p tests.kernels.other_native $(SANITIZED_TESTS)
@@ -59,6 +71,9 @@ $(SANITIZED)/.built: $(VENV)/.installed-dev
 		--config-settings build-dir=build/sanitize/cmake-$(SANITIZE) \
 		--config-settings cmake.define.SLIPSTREAM_SANITIZE=$(SANITIZE) .
 	touch $@
+
+site: install
+	$(BIN)/python -m mkdocs build --strict
 
 docs: install
 	$(BIN)/python docs/generate.py

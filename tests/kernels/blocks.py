@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import gguf
 import numpy as np
 import numpy.typing as npt
@@ -48,13 +50,13 @@ def dequantized(quantization: str, blocks: npt.NDArray[np.uint8]) -> npt.NDArray
     return gguf.dequantize(blocks, GGMLQuantizationType[quantization])
 
 
-def packed(  # type: ignore[no-untyped-def]
+def packed(
     quantization: str,
     blocks: npt.NDArray[np.uint8],
     cols: int,
     rotary_heads: int = 0,
     format_: int | None = None,
-):
+) -> Any:
     """A PackedMatrix of GGUF blocks, by default in the format that holds them exactly."""
     native = load_native()
     ggml_type = int(GGMLQuantizationType[quantization])
@@ -66,7 +68,7 @@ def packed(  # type: ignore[no-untyped-def]
     return native.PackedMatrix(format_, len(blocks), cols, out)
 
 
-def packed_floats(weights: npt.NDArray[np.float32], format_: int):  # type: ignore[no-untyped-def]
+def packed_floats(weights: npt.NDArray[np.float32], format_: int) -> Any:
     """A PackedMatrix of float32 weights rounded to int8 or int4, or kept."""
     native = load_native()
     rows, cols = weights.shape
@@ -77,7 +79,7 @@ def packed_floats(weights: npt.NDArray[np.float32], format_: int):  # type: igno
     return native.PackedMatrix(format_, rows, cols, out)
 
 
-def unpacked(matrix) -> npt.NDArray[np.float32]:  # type: ignore[no-untyped-def]
+def unpacked(matrix: Any) -> npt.NDArray[np.float32]:
     out = np.empty((matrix.rows, matrix.cols), np.float32)
     matrix.dequantize(0, out)
     return out

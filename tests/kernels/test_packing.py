@@ -67,7 +67,7 @@ def around_zero(groups: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     """To 4 bits, the largest value being eight steps from zero."""
     at = np.abs(groups).argmax(-1, keepdims=True)
     step = np.take_along_axis(groups, at, -1) / -8
-    return np.clip(np.round(groups / step), -8, 7) * step
+    return np.asarray(np.clip(np.round(groups / step), -8, 7) * step, np.float32)
 
 
 def test_rounding_to_int8_stays_within_half_a_step() -> None:
