@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,9 @@ logger = logging.getLogger(__name__)
 
 INTERNAL_ERROR = "The server had an error while processing your request."
 ENGINE_UNAVAILABLE = "The engine is loading or has failed; GET /health tells which."
+NO_FAULTS = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
+"""Exceptions that ask for an end. All others are faults of one request, also those that derive from
+BaseException alone, as panics of Rust extensions do."""
 MAX_RETRY_AFTER = 60
 """Seconds; a guess about a later time is worth little."""
 
@@ -100,7 +104,7 @@ def anthropic_error(error: ApiError) -> AnthropicError:
     return AnthropicError(type="error", error=detail)
 
 
-def to_api_error(error: Exception) -> ApiError:
+def to_api_error(error: BaseException) -> ApiError:
     """What the client is told about any failure; an unforeseen one is logged, not told."""
     match error:
         case ApiError():

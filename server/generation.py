@@ -21,7 +21,7 @@ from engine.request import (
     Usage,
 )
 from server.admission import Ticket
-from server.errors import ApiError, deadline_passed, retry_later
+from server.errors import NO_FAULTS, ApiError, deadline_passed, retry_later
 from server.request_record import SequenceRecord, current_record
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ class Generation:
                 finished = output.finish_reason is not None
                 yield 0, output
             return
-        arrivals: asyncio.Queue[tuple[int, RequestOutput | Exception]] = asyncio.Queue(
+        arrivals: asyncio.Queue[tuple[int, RequestOutput | BaseException]] = asyncio.Queue(
             maxsize=len(self._streams)  # what waits unread waits in the streams, which have a bound
         )
         readers = [
@@ -181,7 +181,7 @@ class Generation:
             num_open = len(readers)
             while num_open:
                 number, arrival = await self._in_time(arrivals.get())
-                if isinstance(arrival, Exception):
+                if isinstance(arrival, BaseException):
                     raise arrival
                 num_open -= arrival.finish_reason is not None
                 yield number, self._note(number, arrival)
@@ -229,10 +229,12 @@ def _total_drafts(usages: Sequence[Usage]) -> tuple[DraftUsage, ...]:
 async def _read(
     number: int,
     stream: OutputStream,
-    arrivals: asyncio.Queue[tuple[int, RequestOutput | Exception]],
+    arrivals: asyncio.Queue[tuple[int, RequestOutput | BaseException]],
 ) -> None:
     try:
         async for output in stream:
             await arrivals.put((number, output))
-    except Exception as error:
+    except NO_FAULTS:
+        raise
+    except BaseException as error:
         await arrivals.put((number, error))

@@ -6,7 +6,6 @@ Prompt lookup decoding (Saxena, 2023) with an incremental index instead of a sca
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from cachetools import FIFOCache
 
@@ -17,14 +16,6 @@ from engine.request import GenerationRequest
 from engine.sequence import TokenSequence
 
 
-@dataclass(frozen=True, slots=True)
-class _Text:
-    token_ids: list[int]
-    """It may have grown since."""
-    index: SuffixIndex
-    num_tokens: int
-
-
 class SharedTexts:
     """The last texts of all requests, up to a number of tokens, with the index each had.
 
@@ -33,26 +24,29 @@ class SharedTexts:
     """
 
     def __init__(self, *, max_tokens: int, max_match: int) -> None:
+        self._max_tokens = max_tokens
         self._max_match = max_match
-        self._texts = FIFOCache[str, _Text](max_tokens, lambda text: text.num_tokens)
+        self._texts = FIFOCache[str, tuple[list[int], SuffixIndex]](
+            max_tokens, lambda text: text[1].num_indexed
+        )
 
     def add(self, request_id: str, token_ids: list[int], index: SuffixIndex) -> None:
         """Keep a request's text, in place of its earlier one; the oldest texts make room for it.
 
-        One that is longer than all may be together is not kept.
+        Args:
+            index: of the text; one of more tokens than there is room for is not kept.
         """
         self._texts.pop(request_id, None)
-        text = _Text(token_ids, index, index.num_indexed)
-        if text.num_tokens <= self._texts.maxsize:
-            self._texts[request_id] = text
+        if index.num_indexed <= self._max_tokens:
+            self._texts[request_id] = (token_ids, index)
 
     def find(self, suffix_of: Sequence[int]) -> tuple[list[int], int, int] | None:
         """(text, position, match length) of the longest match, the latest text first."""
         best: tuple[list[int], int, int] | None = None
-        for text in reversed(list(self._texts.values())):
-            found = text.index.find(suffix_of)
+        for text, index in reversed(list(self._texts.values())):
+            found = index.find(suffix_of)
             if found is not None and (best is None or found[1] > best[2]):
-                best = (text.token_ids, *found)
+                best = (text, *found)
                 if found[1] == self._max_match:
                     break
         return best

@@ -59,6 +59,8 @@ class Format(IntEnum):
     Q6_SUPER = 6
     Q8_SYMMETRIC = 7
     Q8_AFFINE = 8
+    Q4_TABLE = 9
+    Q4_TABLE_SUPER = 10
 
 
 _INT4_FORMATS: dict[Quantization, Format] = {

@@ -82,7 +82,8 @@ class GrammarTrials:
         try:
             self._give_back(self._take(table), works=True)
         except GrammarProcessError as error:
-            logger.warning("%s", error)
+            if not self._closed:
+                logger.warning("%s", error)
 
     def close(self) -> None:
         """End all processes, also those at work. Idempotent."""

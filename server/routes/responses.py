@@ -172,24 +172,18 @@ async def _prepare(
     options = ChatOptions(tools=template_tools(selection.tools), template_args=args)
     fields = _sampling_fields(body)
 
-    async def prepared(messages: tuple[Message, ...]) -> Turn:
-        return await prepare_turn(
-            context,
-            messages,
-            options,
-            fields,
-            max_tokens=body.max_output_tokens,
-            logprobs=None,
-            max_calls=1 if body.parallel_tool_calls is False else None,
-            forced=forced_call(selection.choice),
-        )
-
-    turn = await prepared(messages)
-    num_needed = len(turn.prompt.token_ids) + turn.prompt.params.max_tokens
-    if body.truncation == "auto" and num_needed > context.engine.limits.max_context:
-        kept = await without_oldest_turns(context, messages, options, body.max_output_tokens)
-        turn = await prepared(kept)
-    return turn
+    if body.truncation == "auto":
+        messages = await without_oldest_turns(context, messages, options, body.max_output_tokens)
+    return await prepare_turn(
+        context,
+        messages,
+        options,
+        fields,
+        max_tokens=body.max_output_tokens,
+        logprobs=None,
+        max_calls=1 if body.parallel_tool_calls is False else None,
+        forced=forced_call(selection.choice),
+    )
 
 
 def _sampling_fields(body: ResponsesRequest) -> SamplingFields:

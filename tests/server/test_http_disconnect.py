@@ -235,8 +235,8 @@ async def test_cancelled_request_whose_stream_was_ready_is_aborted(app, engine, 
     engine.hold_after = 0
     submit = engine.submit
 
-    def submit_and_cancel(request):
-        stream = submit(request)
+    def submit_and_cancel(*request):
+        stream = submit(*request)
         connection.task.cancel()
         return stream
 

@@ -98,6 +98,7 @@ async def test_anthropics_errors_keep_their_shape_behind_spare_slashes(client):
         ("deflate", zlib.compress(JSON)),
         ("identity", JSON),
     ],
+    ids=["gzip", "capitals", "older name", "two members", "deflate", "identity"],
 )
 async def test_compressed_bodies(post, engine, encoding, content):
     response = await post(content, **{"content-encoding": encoding})
@@ -134,7 +135,11 @@ async def test_other_encodings_are_refused_by_name(post, encoding):
     assert response.headers["accept-encoding"] == "gzip, deflate"
 
 
-@pytest.mark.parametrize("content", [JSON, gzip.compress(JSON)[:-9], gzip.compress(JSON) + b"x"])
+@pytest.mark.parametrize(
+    "content",
+    [JSON, gzip.compress(JSON)[:-9], gzip.compress(JSON) + b"x"],
+    ids=["plain", "cut short", "with a tail"],
+)
 async def test_broken_compression(post, content):
     error = error_of(await post(content, **{"content-encoding": "gzip"}), 400)
     assert "not valid gzip" in error["message"]

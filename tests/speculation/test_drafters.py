@@ -227,7 +227,7 @@ class TestSharedTexts:
         shared = self.shared(max_tokens=30)
         for index in range(50):
             self.add(shared, f"r{index}", f"{index:02}abcdefgh")
-        assert sum(len(text.token_ids) for text in shared._texts.values()) <= 30
+        assert sum(len(words) for words, _ in shared._texts.values()) <= 30
         assert list(shared._texts) == ["r47", "r48", "r49"]
 
     def test_a_text_longer_than_the_bound_is_not_kept(self) -> None:
