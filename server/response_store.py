@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 
+import pydantic_core
 from cachetools import LRUCache
 
 from server.conversation import Message
@@ -15,14 +15,14 @@ MAX_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    body: str
+    body: bytes
     """The response as it was sent, in JSON."""
     messages: tuple[Message, ...]
     """The conversation up to and with the answer, without instructions."""
     num_bytes: int = field(init=False)
 
     def __post_init__(self) -> None:
-        size = len(self.body) + len(json.dumps(self.messages, ensure_ascii=False))
+        size = len(self.body) + len(pydantic_core.to_json(self.messages))
         object.__setattr__(self, "num_bytes", size)
 
 

@@ -190,7 +190,7 @@ def fail_verification(core: EngineCore, bad: str) -> None:
     """Verification raises for one request, when it has dealt with those before it."""
     sample = core._verifier._sample
 
-    def failing(layout: Any, *others: Any) -> list[int]:
+    def failing(layout: Any, *others: Any) -> Any:
         tokens = sample(layout, *others)
         if any(rows.sequence.request_id == bad for rows in layout):
             raise ValueError("this can't be verified")

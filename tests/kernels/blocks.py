@@ -11,16 +11,21 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from engine.kernels import load_native
 
-QUANTIZED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
-_SCALE_OFFSETS = {
+QUANTIZED = (
+    "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"
+)  # fmt: skip
+SCALE_OFFSETS = {
     "Q4_0": (0,),
     "Q4_1": (0, 2),
     "Q5_0": (0,),
     "Q5_1": (0, 2),
     "Q8_0": (0,),
+    "Q3_K": (108,),
     "Q4_K": (0, 2),
     "Q5_K": (0, 2),
     "Q6_K": (208,),
+    "IQ4_NL": (0,),
+    "IQ4_XS": (0,),
 }
 
 
@@ -35,7 +40,7 @@ def random_blocks(quantization: str, rows: int, cols: int, seed: int = 0) -> npt
     rng = np.random.default_rng(seed)
     columns, size = GGML_QUANT_SIZES[GGMLQuantizationType[quantization]]
     blocks = rng.integers(0, 256, (rows * cols // columns, size), dtype=np.uint8)
-    for offset in _SCALE_OFFSETS[quantization]:
+    for offset in SCALE_OFFSETS[quantization]:
         scales = rng.uniform(-0.02, 0.02, len(blocks)).astype(np.float16)
         blocks[:, offset : offset + 2] = scales.view(np.uint8).reshape(-1, 2)
     return blocks.reshape(rows, -1)

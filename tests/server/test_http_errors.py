@@ -51,7 +51,7 @@ async def test_models(client):
     assert error_of(response)["code"] == "model_not_found"
 
 
-@pytest.mark.parametrize("path", ["/", "/v1", "/v1/completions/", "/v1/embeddings", "/v2/models"])
+@pytest.mark.parametrize("path", ["/", "/v1", "/v1/completion", "/v1/embeddings", "/v2/models"])
 @pytest.mark.parametrize("method", ["GET", "POST"])
 async def test_unknown_route(client, method, path):
     response = await client.http.request(method, path)
@@ -66,16 +66,18 @@ async def test_unknown_route(client, method, path):
     [
         ("GET", "/v1/completions", "POST"),
         ("DELETE", "/v1/chat/completions", "POST"),
-        ("POST", "/v1/models", "GET"),
-        ("PUT", "/health", "GET"),
-        ("OPTIONS", "/v1/responses/r", "DELETE, GET"),
-        ("POST", "/v1/responses/r", "DELETE, GET"),
+        ("POST", "/v1/models", "GET, HEAD"),
+        ("HEAD", "/v1/completions", "POST"),
+        ("PUT", "/health", "GET, HEAD"),
+        ("OPTIONS", "/v1/responses/r", "DELETE, GET, HEAD"),
+        ("POST", "/v1/responses/r", "DELETE, GET, HEAD"),
     ],
 )
 async def test_wrong_method(client, method, path, allowed):
     response = await client.http.request(method, path)
     assert response.status_code == 405
-    assert error_of(response)["code"] == "method_not_allowed"
+    if method != "HEAD":
+        assert error_of(response)["code"] == "method_not_allowed"
     assert response.headers["allow"] == allowed
 
 

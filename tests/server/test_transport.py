@@ -220,7 +220,7 @@ class TestLogs:
             http.post("/v1/chat/completions", json={"model": PROMPT}, headers=headers)
             http.get(f"/v1/models/{PROMPT}?key={KEY}", headers=headers)
             http.get(f"/{PROMPT}", headers=headers)
-            monkeypatch.setattr(engine, "submit", lambda request: NOTHING[PROMPT])
+            monkeypatch.setattr(engine, "submit", lambda *_: NOTHING[PROMPT])
             for stream in (False, True):
                 body = {"model": "tiny/model", "prompt": PROMPT, "stream": stream}
                 assert http.post("/v1/completions", json=body).status_code == 500
@@ -248,12 +248,12 @@ class TestLogs:
 
     async def test_messages_of_exceptions_at_debug_level(self, client, engine, caplog):
         caplog.set_level(logging.DEBUG, "server.errors")
-        engine.submit = lambda request: NOTHING["why it broke"]
+        engine.submit = lambda *_: NOTHING["why it broke"]
         assert (await client.complete()).status_code == 500
         assert "why it broke" in caplog.text
 
     async def test_causes_are_shown_too(self, client, engine, caplog):
-        def submit(request):
+        def submit(*_):
             try:
                 raise OSError(PROMPT)
             except OSError as error:

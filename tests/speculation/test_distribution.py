@@ -83,7 +83,7 @@ def ngram() -> Drafter:
 
 
 def predicted() -> Drafter:
-    return PredictedDrafter(TARGET)
+    return PredictedDrafter()
 
 
 DRAFTERS: dict[str, tuple[Callable[[], Drafter], ...]] = {
