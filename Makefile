@@ -1,14 +1,17 @@
 # Two commands: `make serve` and `make test`. Both make what is missing and nothing else.
+# `make test-all` also runs what takes long, and measures the coverage of all tests.
 # `make docs` brings the generated parts of docs/ up to date and builds the site into build/docs.
 #
 #   PORT=8000                      port to serve on
 #   CONFIG=configs/default.yaml    configuration file
 #   ARGS="--log-level debug"       more flags for `slipstream serve`
 #   PYTHON=python3.11              interpreter the virtual environment is made with
+#   FUZZ_INPUTS=1000               inputs of each long fuzz test in `make test-all`
 
 PORT ?= 8000
 CONFIG ?= configs/default.yaml
 ARGS ?=
+FUZZ_INPUTS ?= 1000
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 
 VENV := .venv
@@ -19,19 +22,31 @@ INSTALL_INPUTS := pyproject.toml constraints.txt $(wildcard CMakeLists.txt) $(NA
 INSTALL := PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install \
 	--disable-pip-version-check
 
-.PHONY: serve test lint docs install clean
+PYTEST := $(BIN)/python -m pytest --numprocesses=logical --maxprocesses=8 --dist=loadgroup \
+	--durations=20
+
+.PHONY: serve test test-all coverage lint site docs install clean
 .DELETE_ON_ERROR:
 
 serve: $(VENV)/.installed
 	$(BIN)/slipstream serve --config $(CONFIG) --port $(PORT) $(ARGS)
 
 test: lint
-	$(BIN)/python -m pytest
+	$(PYTEST) -m "not slow and not real and not conformance"
+
+test-all: lint coverage site
+
+# Of every test there is, in the processes that tests start too.
+coverage: install
+	FUZZ_INPUTS=$(FUZZ_INPUTS) $(PYTEST) --cov --cov-report=term --cov-report=html
 
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+site: install
+	$(BIN)/python -m mkdocs build --strict
 
 docs: install
 	$(BIN)/python docs/generate.py

@@ -14,6 +14,8 @@ class ModelLimits:
     max_context: int
     """Prompt and output tokens together."""
     vocab_size: int
+    context_cut_by: str | None = None
+    """The configuration key that leaves less context than the model itself has."""
 
     def check(self, request: GenerationRequest) -> None:
         """Raise `RequestError` unless the model can serve the request."""
@@ -47,16 +49,18 @@ class ModelLimits:
                     )
 
     def _context_error(self, num_prompt: int, max_tokens: int) -> RequestError:
+        cut = "" if self.context_cut_by is None else f" (cut short by '{self.context_cut_by}')"
+        maximum = f"This model's maximum context length is {self.max_context} tokens{cut}"
         if num_prompt >= self.max_context:
             return RequestError(
-                f"This model's maximum context length is {self.max_context} tokens, but the prompt "
-                f"has {num_prompt}, which leaves none for the completion.",
+                f"{maximum}, but the prompt has {num_prompt}, which leaves none for the "
+                "completion.",
                 param="prompt",
                 code="context_length_exceeded",
             )
         return RequestError(
-            f"This model's maximum context length is {self.max_context} tokens, but {num_prompt} "
-            f"prompt tokens and max_tokens={max_tokens} need {num_prompt + max_tokens}.",
+            f"{maximum}, but {num_prompt} prompt tokens and max_tokens={max_tokens} need "
+            f"{num_prompt + max_tokens}.",
             param="max_tokens",
             code="context_length_exceeded",
         )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -13,8 +15,10 @@ from engine.admission import ModelLimits
 from engine.config import RecoveryConfig
 from engine.engine_thread import Abort, Add, Callbacks, EngineThread, error_output
 from engine.engine_thread import EngineState as EngineState
+from engine.fault import ANY_FAULT
 from engine.metrics import EngineMetrics
 from engine.pace import Pace
+from engine.preparation import Preparation
 from engine.request import (
     ANSWER_NEXT,
     ChatOptions,
@@ -22,19 +26,23 @@ from engine.request import (
     GenerationRequest,
     GrammarSpec,
     QueueFullError,
-    RequestError,
     RequestOutput,
     SamplingDefaults,
 )
+from engine.request_workers import RequestWorkers
 from engine.summary import EngineSummary
 
 if TYPE_CHECKING:  # torch and transformers take seconds to import; `load` imports them
     from engine.core import EngineCore
+    from engine.sampling.grammar_compiler import CompiledGrammar
     from engine.text.tokenizer import TextTokenizer
+
+logger = logging.getLogger(__name__)
 
 _READ_ATTEMPTS = 20
 _STOP_SECONDS = 10.0
 """How long a step in progress may hold up a stop."""
+NOT_DELIVERED = "The engine failed to deliver this request's output; see the server's log."
 TOO_SLOW = "The client does not read its stream: {} outputs wait, and the request was ended."
 
 
@@ -117,6 +125,7 @@ class AsyncEngine:
         self._created = int(time.time())
         self._streams: dict[str, OutputStream] = {}
         self._pace = Pace()
+        self._workers = RequestWorkers()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loaded: asyncio.Future[None] | None = None
         self._thread = EngineThread(
@@ -203,18 +212,26 @@ class AsyncEngine:
         self._loaded = self._loop.create_future()
         self._thread.start()
         await self._loaded
+        if self._thread.core is not None:
+            self._workers.start(self._thread.core.grammars)
 
     async def stop(self) -> None:
-        """Stop the engine's thread; requests still running end with an error output."""
+        """Stop the engine's thread; requests still running end with an error output.
+
+        The end for good: nothing can be prepared any more. Idempotent.
+        """
         await asyncio.to_thread(self._thread.stop, _STOP_SECONDS)
         self._fail_streams("The server is shutting down.")
+        await asyncio.to_thread(self._workers.stop)
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text; control tokens written in it are parsed as such."""
-        tokenizer = self.tokenizer
-        return await asyncio.to_thread(
-            tokenizer.encode, text, add_special_tokens=add_special_tokens
-        )
+        encode = self.tokenizer.encode
+        return await self._workers.text(encode, text, add_special_tokens=add_special_tokens)
+
+    async def decode(self, token_ids: Iterable[int]) -> str:
+        """The text of tokens, without control tokens."""
+        return await self._workers.text(self.tokenizer.decode, token_ids)
 
     async def encode_infill(self, prefix: str, suffix: str) -> list[int]:
         """Token ids of a prompt for the text between two texts.
@@ -222,7 +239,7 @@ class AsyncEngine:
         Raises:
             RequestError: the model has no infill tokens.
         """
-        return await asyncio.to_thread(self.tokenizer.encode_infill, prefix, suffix)
+        return await self._workers.text(self.tokenizer.encode_infill, prefix, suffix)
 
     async def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], options: ChatOptions = ANSWER_NEXT
@@ -232,48 +249,55 @@ class AsyncEngine:
         Raises:
             RequestError: the template refuses the messages, or the model has no template.
         """
-        tokenizer = self.tokenizer
-        return await asyncio.to_thread(tokenizer.encode_chat, messages, options)
+        return await self._workers.text(self.tokenizer.encode_chat, messages, options)
 
-    async def compile_grammar(self, spec: GrammarSpec, *, time_limit: float) -> None:
-        """Make a grammar ready, so that a request with it can be submitted at once.
+    async def compile_grammar(self, spec: GrammarSpec, *, time_limit: float) -> CompiledGrammar:
+        """Make a grammar ready.
 
         Args:
-            time_limit: seconds; a compilation that takes longer ends by itself some time later.
+            time_limit: seconds; a compilation that takes longer is ended.
 
         Raises:
             RequestError: the grammar can't be used, or takes too long.
         """
-        grammars = self._ready_core().grammars
-        try:
-            async with asyncio.timeout(time_limit):
-                await asyncio.to_thread(grammars.compile, spec)
-        except TimeoutError as error:
-            raise RequestError(
-                f"The output grammar takes longer than {time_limit:g} s to compile; simplify it.",
-                param="grammar",
-            ) from error
+        return await self._workers.compile(self._ready_core().grammars, spec, time_limit)
 
-    def submit(self, request: GenerationRequest) -> OutputStream:
-        """Queue a request. One with a grammar should have had it compiled before.
+    async def prepare(
+        self, request: GenerationRequest, grammar: CompiledGrammar | None = None
+    ) -> Preparation:
+        """Do for a request, and all that differ from it in id and seed, what takes its time.
+
+        Args:
+            grammar: the request's, compiled.
 
         Raises:
             RequestError: the loaded model can't serve it.
+        """
+        core = self._ready_core()
+
+        def prepare() -> Preparation:
+            core.limits.check(request)
+            return core.preparer.prepare(request, grammar)
+
+        return await self._workers.text(prepare)
+
+    def submit(self, request: GenerationRequest, preparation: Preparation) -> OutputStream:
+        """Queue a request that was prepared.
+
+        Raises:
             QueueFullError: the engine holds `max_requests` requests already.
             EngineDeadError: the engine is not ready.
         """
-        self.limits.check(request)
+        self._ready_core()
         if len(self._streams) >= self._max_requests:
             message = f"The server already holds {self._max_requests} requests."
             raise QueueFullError(message, self.expected_wait)
         if request.request_id in self._streams:
             raise ValueError(f"request id {request.request_id!r} is already in use")
-        grammar = request.grammar
-        matcher = None if grammar is None else self._ready_core().grammars.matcher(grammar)
         stream = OutputStream(self, request.request_id)
         self._streams[request.request_id] = stream
         self._pace.enter()
-        self._thread.post(Add(request, matcher))
+        self._thread.post(Add(request, preparation))
         return stream
 
     def abort(self, request_id: str) -> None:
@@ -292,7 +316,8 @@ class AsyncEngine:
     def _in_loop(self, call: Callable[[Any], None], argument: Any) -> None:
         """Call it in the event loop; nobody listens any more when that is closed."""
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(call, argument)
+            with suppress(RuntimeError):  # it was closed just now
+                self._loop.call_soon_threadsafe(call, argument)
 
     def _end_load(self, error: BaseException | None) -> None:
         if self._loaded is None or self._loaded.done():
@@ -307,13 +332,23 @@ class AsyncEngine:
             stream = self._streams.get(output.request_id)
             if stream is None:
                 continue
-            if output.finish_reason is not None:
-                del self._streams[output.request_id]
-                self._pace.leave()
-            elif stream.num_unread >= self._recovery.max_unread_outputs:
-                self.abort(output.request_id)
-                output = error_output(output.request_id, TOO_SLOW.format(stream.num_unread))
-            stream.put(output)
+            try:
+                self._put(stream, output)
+            except ANY_FAULT:
+                # The event loop would only log it, and this and the other streams would hang.
+                logger.exception("request %s: its output can't be delivered", output.request_id)
+                self._streams.pop(output.request_id, None)
+                self._thread.post(Abort(output.request_id))
+                stream.put(error_output(output.request_id, NOT_DELIVERED))
+
+    def _put(self, stream: OutputStream, output: RequestOutput) -> None:
+        if output.finish_reason is not None:
+            del self._streams[output.request_id]
+            self._pace.leave()
+        elif stream.num_unread >= self._recovery.max_unread_outputs:
+            self.abort(output.request_id)
+            output = error_output(output.request_id, TOO_SLOW.format(stream.num_unread))
+        stream.put(output)
 
     def _fail_streams(self, message: str) -> None:
         streams, self._streams = self._streams, {}

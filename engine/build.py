@@ -150,12 +150,12 @@ def load_parts(config: Config) -> EngineParts:
     make_drafters = _drafter_maker(config, placement, tokenizer, grammars)
     parts = EngineParts(
         config=config,
-        model_name=config.served_name or files.name,
+        model_name=config.served_names[0] if config.served_names else files.name,
         target=target,
         tokenizer=tokenizer,
         make_drafters=make_drafters,
         drafters=make_drafters(),
-        limits=ModelLimits(_max_context(config, target), target.info.vocab_size),
+        limits=model_limits(config, target),
         sampling_defaults=read_generation_config(folder).sampling,
         grammars=grammars,
     )
@@ -165,19 +165,27 @@ def load_parts(config: Config) -> EngineParts:
     return parts
 
 
-def _max_context(config: Config, target: ModelRunner) -> int:
-    """Tokens one request may have: what model, configuration and KV memory allow."""
+def model_limits(config: Config, target: ModelRunner) -> ModelLimits:
+    """What model, configuration and KV memory allow one request.
+
+    Raises:
+        ConfigError: `max_context` asks for more than there is.
+    """
     of_model, of_memory = target.info.max_context, target.num_blocks * target.block_size
-    if config.max_context is None:
-        return min(of_model, of_memory)
-    if config.max_context > of_model:
-        raise ConfigError(f"max_context: {config.max_context} exceeds the model's {of_model}")
-    if config.max_context > of_memory:
+    memory_key = "kv.memory_mib" if target.info.device == "cpu" else "kv.gpu_memory_fraction"
+    wanted = config.max_context
+    if wanted is not None and wanted > of_model:
+        raise ConfigError(f"max_context: {wanted} exceeds the model's {of_model}")
+    if wanted is not None and wanted > of_memory:
         raise ConfigError(
-            f"max_context: {config.max_context} tokens need more KV memory than kv.memory_mib "
-            f"({config.kv.memory_mib}) gives, which is enough for {of_memory}"
+            f"max_context: {wanted} tokens need more KV memory than {memory_key} gives, which is "
+            f"enough for {of_memory}"
         )
-    return config.max_context
+    max_context = min(of_model, of_memory) if wanted is None else wanted
+    cut_by = None
+    if max_context < of_model:
+        cut_by = memory_key if wanted is None else "max_context"
+    return ModelLimits(max_context, target.info.vocab_size, cut_by)
 
 
 def _drafter_maker(
@@ -187,7 +195,7 @@ def _drafter_maker(
     speculation = config.speculation
     makers: dict[str, Callable[[], Drafter]] = {
         "grammar": lambda: ForcedDrafter(grammars),
-        "predicted": lambda: PredictedDrafter(target),
+        "predicted": PredictedDrafter,
         "ngram": lambda: _ngram(speculation),
     }
     if config.draft is not None and "universal" in speculation.drafters:
@@ -201,11 +209,11 @@ def _drafter_maker(
 
 
 def _ngram(speculation: SpeculationConfig) -> NgramDrafter:
-    bounds = {"min_match": speculation.ngram_min, "max_match": speculation.ngram_max}
+    longest = speculation.ngram_max
     shared = None
     if speculation.ngram_shared:
-        shared = SharedTexts(max_tokens=speculation.ngram_shared_tokens, **bounds)
-    return NgramDrafter(**bounds, shared=shared)
+        shared = SharedTexts(max_tokens=speculation.ngram_shared_tokens, max_match=longest)
+    return NgramDrafter(min_match=speculation.ngram_min, max_match=longest, shared=shared)
 
 
 def _same_vocabulary(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     CliSettingsSource,
@@ -271,8 +271,10 @@ class Config(BaseSettings):
     model_draft: str | None = Field(
         None, description="draft model of the 'model' drafter; shares the target's vocabulary"
     )
-    served_name: str | None = Field(
-        None, description="name clients use for the model; default: taken from the reference"
+    served_names: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+        (),
+        description="names clients may use for the model, the one of metrics and logs first; "
+        "default: the one taken from the reference",
     )
     host: str = Field("127.0.0.1", description="address the server listens on")
     port: Annotated[int, Field(ge=0, le=65535)] = Field(
@@ -327,6 +329,13 @@ class Config(BaseSettings):
     cors: CorsConfig = Field(CorsConfig(), description="web pages of other origins")
     metrics: MetricsConfig = Field(MetricsConfig(), description="Prometheus exposition")
     tracing: TracingConfig = Field(TracingConfig(), description="OpenTelemetry traces")
+
+    @field_validator("served_names")
+    @classmethod
+    def _names_differ(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(names)) < len(names):
+            raise ValueError("a name stands in it twice")
+        return names
 
     @model_validator(mode="after")
     def _key_needs_certificate(self) -> Config:

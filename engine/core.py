@@ -8,11 +8,14 @@ from dataclasses import dataclass, field
 
 from engine.admission import ModelLimits
 from engine.draft.speculator import Proposal, Speculator
+from engine.fault import ANY_FAULT
 from engine.isolation import STEP_FAILED, Decided, IsolatedStep, StepIsolator, without_draft
 from engine.metrics import EngineMetrics
 from engine.models.runner import ModelRunner
 from engine.models.warm_up import can_compute, time_passes
 from engine.plan import Slice, SliceResult, StepPlan, StepResult
+from engine.preparation import Preparation
+from engine.preparer import Preparer
 from engine.recovery import EngineBrokenError
 from engine.request import (
     NO_ADVICE,
@@ -27,7 +30,6 @@ from engine.request import (
     Usage,
 )
 from engine.sampling.grammar import Grammars
-from engine.sampling.grammar_matcher import GrammarMatcher
 from engine.scheduler import Scheduler
 from engine.sequence import TokenSequence
 from engine.text.stream import TextStream
@@ -49,7 +51,6 @@ class _Lane:
     sequence: TokenSequence
     text: TextStream
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
-    num_prediction_tokens: int = 0
     target_passes: int = 0
     drafts: dict[str, list[int]] = field(default_factory=dict)
     """Drafted and accepted tokens by drafter."""
@@ -89,6 +90,9 @@ class EngineCore:
         self.limits = limits
         self.grammars = grammars or Grammars(tokenizer, target.info.vocab_size)
         self.sampling_defaults = sampling_defaults
+        self.preparer = Preparer(
+            tokenizer, speculator.drafters, self.grammars, scheduler.pool.block_size
+        )
         self.metrics = EngineMetrics(drafters=speculator.metrics)
         self._clock = clock
         self._verifier = Verifier(tokenizer.pieces, tokenizer.eos_ids, self.grammars)
@@ -112,46 +116,60 @@ class EngineCore:
         self.speculator.warm_up()
         self.grammars.warm_up()
 
-    def add(self, request: GenerationRequest, matcher: GrammarMatcher | None = None) -> None:
+    def add(self, request: GenerationRequest, preparation: Preparation | None = None) -> None:
         """Queue a request that passed `limits.check`.
 
         Args:
-            matcher: a new one of the request's grammar, if it has one; default: made here.
+            preparation: what `preparer` made of it, so that nothing here takes long; default: it
+                is made now, for callers that have nobody else to serve.
 
         Raises:
             RequestError: the grammar can't be used.
         """
+        if preparation is None:
+            preparation = self.preparer.prepare_all(request)
+        request_id, grammar = request.request_id, preparation.grammar
         text = TextStream(request.params, self.tokenizer)
-        prediction = self.tokenizer.encode_plain(request.prediction) if request.prediction else ()
-        self.grammars.add(request, matcher)
-        lane = _Lane(self.scheduler.add(request), text, num_prediction_tokens=len(prediction))
+        matcher = None if grammar is None else self.grammars.matcher(grammar)
+        lane = _Lane(self.scheduler.add(request, preparation), text)
         if request.params.prompt_logprobs is not None:
             lane.prompt_logprobs.append(None)
-        self._lanes[request.request_id] = lane
+        if matcher is not None:
+            self.grammars.add(request_id, matcher)
+        self._lanes[request_id] = lane
 
     @property
     def waiting_ids(self) -> frozenset[str]:
         """Requests that no step is computing."""
         return frozenset(sequence.request_id for sequence in self.scheduler.waiting)
 
+    def give_up_running(self) -> None:
+        """Drop what is kept of all requests that no step can go on with; they end in an error.
+
+        For a core that is used no more; what waits can be taken over from it. Idempotent.
+        """
+        lost = self._lanes.keys() - self.waiting_ids
+        for request_id in lost:
+            self.grammars.forget(request_id)
+            del self._lanes[request_id]
+        self.metrics.finished[FinishReason.ERROR] += len(lost)
+
     def take_over(self, broken: EngineCore) -> None:
         """Go on with the waiting requests and the figures of a core that is used no more.
 
-        The broken core's other requests are to end in an error.
+        When this fails, yet another core may try: figures change when all else is done.
         """
-        self.metrics, self.speculator.metrics = broken.metrics, broken.speculator.metrics
-        self.scheduler.counters = broken.scheduler.counters
         for sequence in broken.scheduler.waiting:
             request_id = sequence.request_id
-            self.grammars.add(sequence.request, broken.grammars.of(request_id))
+            matcher = broken.grammars.of(request_id)
+            if matcher is not None:
+                self.grammars.add(request_id, matcher)
             self.scheduler.adopt(sequence)
             self._lanes[request_id] = broken._lanes[request_id]
-        lost = broken._lanes.keys() - self._lanes.keys()
-        for request_id in lost:
-            broken.grammars.forget(request_id)
-        self.metrics.finished[FinishReason.ERROR] += len(lost)
-        self.metrics.restarts += 1
+        self.metrics, self.speculator.metrics = broken.metrics, broken.speculator.metrics
+        self.scheduler.counters = broken.scheduler.counters
         self._update_gauges()
+        self.metrics.restarts += 1
 
     def abort(self, request_id: str) -> None:
         """Drop a request and free its blocks; nothing happens when it has ended already."""
@@ -202,7 +220,7 @@ class EngineCore:
         logits = self.target.execute(plan)
         try:
             return self._verifier.verify(plan, self.scheduler.__getitem__, logits)
-        except Exception:
+        except ANY_FAULT:
             for piece in plan.slices:
                 self._verifier.distrust(piece.request_id)
             raise
@@ -238,7 +256,7 @@ class EngineCore:
             return
         try:
             works = can_compute(self.target, blocks[0])
-        except Exception as error:
+        except ANY_FAULT as error:
             raise EngineBrokenError(f"{type(error).__name__}: {error}", outputs) from error
         finally:
             pool.release(blocks)
@@ -256,7 +274,7 @@ class EngineCore:
             if piece.num_draft:
                 self._record_draft(piece, decided.result, proposals[piece.request_id])
             return self._commit(piece, decided.result, now)
-        except Exception:
+        except ANY_FAULT:
             if piece.request_id not in self._lanes:
                 raise
             logger.exception("request %s can't be committed and is ended", piece.request_id)
@@ -351,7 +369,7 @@ class EngineCore:
             cached_tokens=sequence.num_cached,
             target_passes=lane.target_passes,
             drafts=tuple(DraftUsage(name, *counts) for name, counts in lane.drafts.items()),
-            prediction_tokens=lane.num_prediction_tokens,
+            prediction_tokens=sequence.preparation.num_prediction_tokens,
         )
 
     def _note_tokens(self, lane: _Lane, count: int, now: float) -> None:

@@ -8,9 +8,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING
 
 from engine.config import RecoveryConfig
+from engine.fault import ANY_FAULT
+from engine.preparation import Preparation
 from engine.recovery import EngineBrokenError, RestartBudget
 from engine.request import (
     FinishReason,
@@ -23,7 +26,6 @@ from engine.watchdog import Watchdog
 
 if TYPE_CHECKING:  # torch and transformers take seconds to import; `load` imports them
     from engine.core import EngineCore
-    from engine.sampling.grammar_matcher import GrammarMatcher
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +57,7 @@ class Add:
     """Queue a request."""
 
     request: GenerationRequest
-    matcher: GrammarMatcher | None
+    preparation: Preparation
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +148,16 @@ class EngineThread:
 
     def _run(self) -> None:
         try:
+            self._load_and_serve()
+        except ANY_FAULT as error:
+            # Not of a core, which would be made anew: of this class, or of a callback.
+            self._die(error)
+
+    def _load_and_serve(self) -> None:
+        try:
             make_core = self._load()
             core: EngineCore | None = make_core()
-        except BaseException as error:
+        except ANY_FAULT as error:
             self._failure = str(error)
             self._state = EngineState.DEAD
             self._callbacks.loaded(error)
@@ -159,13 +168,23 @@ class EngineThread:
             while core is not None:
                 core = self._serve_until_broken(core, make_core)
 
+    def _die(self, error: BaseException) -> None:
+        self._failure, self._state = _line(error), EngineState.DEAD
+        logger.critical("the engine's thread failed and has ended", exc_info=error)
+        tellings = (partial(self._callbacks.loaded, error), partial(self._callbacks.died, DEAD))
+        for tell in tellings:
+            try:
+                tell()
+            except ANY_FAULT:
+                logger.exception("nobody can be told that the engine is dead")
+
     def _serve_until_broken(
         self, core: EngineCore, make_core: Callable[[], EngineCore]
     ) -> EngineCore | None:
         """The core to go on with; None: the engine is stopped or dead."""
         try:
             self._serve(core)
-        except Exception as error:
+        except ANY_FAULT as error:
             if not self._stopping:
                 return self._restart(core, make_core, error)
             logger.exception("the engine failed while it was stopped")
@@ -190,10 +209,10 @@ class EngineThread:
             return
         request = command.request
         try:
-            core.add(request, command.matcher)
+            core.add(request, command.preparation)
         except RequestError as error:
             self._tell([error_output(request.request_id, str(error))])
-        except Exception:
+        except ANY_FAULT:
             logger.exception("request %s can't be queued", request.request_id)
             self._tell([error_output(request.request_id, NOT_ADDED)])
         else:
@@ -205,7 +224,7 @@ class EngineThread:
             self._callbacks.outputs(outputs)
 
     def _restart(
-        self, broken: EngineCore, make_core: Callable[[], EngineCore], error: Exception
+        self, broken: EngineCore, make_core: Callable[[], EngineCore], error: BaseException
     ) -> EngineCore | None:
         """A core with the broken one's waiting requests; the others end in an error."""
         logger.error("the engine failed and starts again", exc_info=error)
@@ -213,11 +232,12 @@ class EngineThread:
         self._tell(error.outputs if isinstance(error, EngineBrokenError) else ())
         lost = self._taken - broken.waiting_ids
         self._tell([error_output(request_id, RESTARTING) for request_id in lost])
+        broken.give_up_running()
         while not self._stopping and self._budget.take():
             try:
                 core = make_core()
                 core.take_over(broken)
-            except Exception as another:
+            except ANY_FAULT as another:
                 logger.exception("the engine can't start again")
                 self._failure = _line(another)
                 continue
@@ -231,7 +251,7 @@ class EngineThread:
         return None
 
 
-def _line(error: Exception) -> str:
+def _line(error: BaseException) -> str:
     name = "" if isinstance(error, EngineBrokenError) else f"{type(error).__name__}: "
     return " ".join(f"{name}{error}".split())
 

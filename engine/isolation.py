@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from engine.fault import ANY_FAULT
 from engine.plan import Slice, SliceResult, StepPlan, StepResult
 
 logger = logging.getLogger(__name__)
@@ -96,7 +97,7 @@ class StepIsolator:
         plan = StepPlan(tuple(slices))
         try:
             result = self._attempt(plan)
-        except Exception:
+        except ANY_FAULT:
             self._num_failures += 1
             self._log(plan)
             return None

@@ -14,6 +14,7 @@ import numpy as np
 
 from engine.blocks import BlockPool, extend_block_hashes
 from engine.plan import Slice, StepPlan
+from engine.preparation import NOT_PREPARED, Preparation
 from engine.request import GenerationRequest
 from engine.sequence import SequenceStatus, TokenSequence
 from engine.waiting import WaitingQueue
@@ -108,9 +109,11 @@ class Scheduler:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._sequences
 
-    def add(self, request: GenerationRequest) -> TokenSequence:
+    def add(
+        self, request: GenerationRequest, preparation: Preparation = NOT_PREPARED
+    ) -> TokenSequence:
         """Queue a request whose prompt and max_tokens fit the pool."""
-        sequence = TokenSequence(request, self._clock())
+        sequence = TokenSequence(request, self._clock(), preparation)
         self._sequences[request.request_id] = sequence
         self._waiting.add(sequence)
         return sequence

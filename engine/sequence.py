@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from engine.preparation import NOT_PREPARED, Preparation
 from engine.request import GenerationRequest, SamplingParams
 
 
@@ -26,13 +27,20 @@ class TokenSequence:
         "num_prompt",
         "num_published",
         "num_scored",
+        "preparation",
         "request",
         "status",
         "token_ids",
     )
 
-    def __init__(self, request: GenerationRequest, arrival_time: float) -> None:
+    def __init__(
+        self,
+        request: GenerationRequest,
+        arrival_time: float,
+        preparation: Preparation = NOT_PREPARED,
+    ) -> None:
         self.request = request
+        self.preparation = preparation
         self.arrival_time = arrival_time
         self.first_scheduled_time: float | None = None
         self.token_ids: list[int] = list(request.prompt_token_ids)
@@ -45,7 +53,7 @@ class TokenSequence:
         self.num_scored = 0
         """Prompt positions whose logits have been used for prompt logprobs."""
         self.block_ids: list[int] = []
-        self.block_hashes: list[bytes] = []
+        self.block_hashes = list(preparation.block_hashes)
         self.num_published = 0
         """Leading blocks that the prefix cache knows."""
         self.status = SequenceStatus.WAITING

@@ -2,7 +2,9 @@
 
 One rule decides: at each position the target samples its own token, after all processors, which
 see the history that the draft so far implies; a draft token is accepted when it equals that
-sample. So every sampling feature works under speculation, and any drafter is lossless.
+sample. So every sampling feature works under speculation, and any drafter is lossless. A request
+may ask for less (`accept_top_k`): then one of the likeliest tokens is accepted too, of those that
+the target could have sampled.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from engine.sampling.grammar_mask import (
 from engine.sampling.grammar_matcher import GrammarCheck
 from engine.sampling.logprobs import token_logprobs
 from engine.sampling.processors import TokenHistory, apply_bias, forbid_end, has_penalties
+from engine.sampling.restrict import likeliest
 from engine.sampling.sampler import INVALID, sample
 from engine.sequence import TokenSequence
 
@@ -89,29 +92,36 @@ class Verifier:
         """
         layout = _layout(plan, sequence_of)
         checks = self._check_grammars(layout)
-        chosen = self._sample(layout, logits, checks)
+        chosen, processed = self._sample(layout, logits, checks)
         results, offset = [], 0
         for rows in layout:
             check = checks.get(rows.sequence.request_id)
             num_decided = rows.num_sampled if check is None else check.num_rows
             tokens = chosen[offset : offset + num_decided]
+            sampled_from = processed[offset : offset + num_decided]
             offset += rows.num_sampled
             error = None if check is None else check.error
             if INVALID in tokens:
                 # What a draft ran into is of no account as long as something comes before it.
                 tokens = tokens[: tokens.index(INVALID)]
                 error = None if tokens else INVALID_LOGITS
-            results.append(self._result(rows, logits, tokens, error))
+            accepted = _accepted(rows, tokens, sampled_from)
+            results.append(self._result(rows, logits, tokens, accepted, error))
         return StepResult(results)
 
     def _result(
-        self, rows: _Rows, logits: torch.Tensor, tokens: list[int], error: str | None
+        self,
+        rows: _Rows,
+        logits: torch.Tensor,
+        tokens: list[int],
+        accepted: list[int],
+        error: str | None,
     ) -> SliceResult:
         """
         Args:
             tokens: the target's own, at the leading rows that count.
+            accepted: leading draft tokens.
         """
-        accepted = _accepted(rows, tokens, logits) if tokens else []
         committed = (*accepted, *tokens[len(accepted) : len(accepted) + 1])
         logprobs = self._output_logprobs(rows, logits, committed)
         prompt_logprobs = self._prompt_logprobs(rows, logits)
@@ -145,10 +155,11 @@ class Verifier:
         layout: Sequence[_Rows],
         logits: torch.Tensor,
         checks: Mapping[str, GrammarCheck],
-    ) -> list[int]:
+    ) -> tuple[list[int], torch.Tensor]:
+        """The target's tokens at all sampled rows, and the logits that each was sampled from."""
         sampling = [rows for rows in layout if rows.num_sampled]
         if not sampling:
-            return []
+            return [], logits[:0]
         index = [row for rows in sampling for row in range(len(logits))[rows.sampled]]
         params = [rows.sequence.params for rows in sampling for _ in range(rows.num_sampled)]
         positions = [
@@ -156,14 +167,14 @@ class Verifier:
         ]
         untouched = not checks and not any(map(self._needs_processing, sampling))
         if untouched and len(index) == len(logits):
-            return sample(logits, params, positions)
+            return sample(logits, params, positions), logits
         selected = logits[torch.tensor(index, device=logits.device)]
         first = 0
         for rows in sampling:
             check = checks.get(rows.sequence.request_id)
             self._process(rows, selected[first : first + rows.num_sampled], check)
             first += rows.num_sampled
-        return sample(selected, params, positions)
+        return sample(selected, params, positions), selected
 
     @staticmethod
     def _needs_processing(rows: _Rows) -> bool:
@@ -224,14 +235,18 @@ def _layout(plan: StepPlan, sequence_of: Callable[[str], TokenSequence]) -> list
     return layout
 
 
-def _accepted(rows: _Rows, tokens: Sequence[int], logits: torch.Tensor) -> list[int]:
-    """Draft tokens, from the first, that equal the target's own or, if asked for, nearly do."""
-    draft = rows.draft[: len(tokens) - 1]
+def _accepted(rows: _Rows, tokens: Sequence[int], sampled_from: torch.Tensor) -> list[int]:
+    """Draft tokens, from the first, that equal the target's own or, if asked for, nearly do.
+
+    Args:
+        tokens: the target's own.
+        sampled_from: float32[at least len(tokens), V], processed logits.
+    """
+    draft = rows.draft[: max(0, len(tokens) - 1)]
     top_k = rows.sequence.request.speculation.accept_top_k
     likely: list[list[int]] = [[]] * len(draft)
     if top_k is not None and draft:
-        rows_of_draft = logits[rows.sampled][: len(draft)]
-        likely = rows_of_draft.topk(min(top_k, logits.shape[1]), dim=1).indices.tolist()
+        likely = likeliest(sampled_from[: len(draft)], rows.sequence.params, top_k)
     for index, (drafted, own) in enumerate(zip(draft, tokens, strict=False)):
         if drafted != own and drafted not in likely[index]:
             return draft[:index]

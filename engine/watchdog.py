@@ -10,6 +10,8 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from engine.fault import ANY_FAULT
+
 logger = logging.getLogger(__name__)
 
 
@@ -60,19 +62,26 @@ class Watchdog:
             watcher.join()
 
     def _watch(self, thread_id: int) -> None:
-        reported: float | None = None
+        reported = False
         while not self._ended.wait(min(1.0, self._limit / 4)):
             stalled = self.stalled_for
-            if stalled is None:
-                if reported is not None:
-                    logger.warning("the step that stalled has ended")
-                reported = None
-            elif reported is None:
-                reported = stalled
-                logger.error(
-                    "a step has taken %.1f s and goes on; the engine is here:\n%s",
-                    stalled, _stack_of(thread_id),
-                )  # fmt: skip
+            if (stalled is not None) == reported:
+                continue
+            reported = not reported
+            try:
+                _report(stalled, thread_id)
+            except ANY_FAULT:
+                logger.exception("the watchdog can't tell of a step that stalls")
+
+
+def _report(stalled_for: float | None, thread_id: int) -> None:
+    if stalled_for is None:
+        logger.warning("the step that stalled has ended")
+        return
+    logger.error(
+        "a step has taken %.1f s and goes on; the engine is here:\n%s",
+        stalled_for, _stack_of(thread_id),
+    )  # fmt: skip
 
 
 def _stack_of(thread_id: int) -> str:

@@ -22,8 +22,10 @@ from server.body_limit import BodyLimitMiddleware
 from server.catch_all import CatchAllMiddleware
 from server.context import ServerContext
 from server.errors import add_error_handlers
+from server.head import HeadMiddleware
 from server.header_limit import HeaderLimitMiddleware
 from server.observer import HttpCounts, ObserverMiddleware
+from server.preflight import PreflightMiddleware
 from server.prometheus import make_registry
 from server.request_id import RequestIdMiddleware
 from server.routes import (
@@ -38,6 +40,7 @@ from server.routes import (
     tokenize,
     version,
 )
+from server.slashes import SlashesMiddleware
 from server.tracing import Tracing
 
 logger = logging.getLogger(__name__)
@@ -107,13 +110,15 @@ def create_app(
         redirect_slashes=False,
         middleware=[
             Middleware(RequestIdMiddleware),
+            Middleware(SlashesMiddleware),
             Middleware(
                 ObserverMiddleware,
                 routes=routes,
                 counts=counts,
                 traces=tracing,
             ),
-            *_cors(config.cors),
+            Middleware(HeadMiddleware),
+            _cors(config.cors, routes),
             Middleware(CatchAllMiddleware),
             Middleware(
                 HeaderLimitMiddleware,
@@ -141,19 +146,17 @@ def _routes(routers: Sequence[APIRouter]) -> list[Route]:
     return [r for router in routers for r in router.routes if isinstance(r, Route)]
 
 
-def _cors(config: CorsConfig) -> list[Middleware]:
+def _cors(config: CorsConfig, routes: Sequence[Route]) -> Middleware:
     """Outside of the key check: browsers ask for permission without the key."""
     if not config.allow_origins:
-        return []
-    return [
-        Middleware(
-            CORSMiddleware,
-            allow_origins=config.allow_origins,
-            allow_methods=["GET", "POST", "DELETE"],
-            allow_headers=["*"],
-            expose_headers=["Retry-After", "X-Request-Id"],
-        )
-    ]
+        return Middleware(PreflightMiddleware, routes=routes)
+    return Middleware(
+        CORSMiddleware,
+        allow_origins=config.allow_origins,
+        allow_methods=["GET", "POST", "DELETE"],
+        allow_headers=["*"],
+        expose_headers=["Retry-After", "X-Request-Id"],
+    )
 
 
 async def _load(engine: AsyncEngine, on_loaded: OnLoaded) -> None:

@@ -7,6 +7,7 @@ import asyncio
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from server.body_encoding import body_too_large
 from server.errors import ApiError
 
 
@@ -28,7 +29,7 @@ class BodyLimitMiddleware:
             return
         announced = Headers(scope=scope).get("content-length", "")
         if announced.isdigit() and int(announced) > self._max_bytes:
-            await self._too_large().to_response(scope["path"])(scope, receive, send)
+            await body_too_large(self._max_bytes).to_response(scope["path"])(scope, receive, send)
             return
         num_received = 0
         deadline: float | None = asyncio.get_running_loop().time() + self._timeout
@@ -42,19 +43,12 @@ class BodyLimitMiddleware:
                 raise self._too_slow() from None
             num_received += len(message.get("body", b""))
             if num_received > self._max_bytes:
-                raise self._too_large()
+                raise body_too_large(self._max_bytes)
             if not message.get("more_body", False):
                 deadline = None  # from here on the app waits for the client to go away
             return message
 
         await self._app(scope, receive_counted, send)
-
-    def _too_large(self) -> ApiError:
-        return ApiError(
-            413,
-            f"The request body is larger than the limit of {self._max_bytes} bytes.",
-            code="request_too_large",
-        )
 
     def _too_slow(self) -> ApiError:
         """The connection ends with it: what is still to come of the body is of no use."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.errors import to_api_error
+from server.errors import NO_FAULTS, to_api_error
 
 
 class BrokenResponseError(RuntimeError):
@@ -28,7 +28,9 @@ class CatchAllMiddleware:
 
         try:
             await self._app(scope, receive, send_noting_start)
-        except Exception as error:
+        except NO_FAULTS:
+            raise
+        except BaseException as error:
             answer = to_api_error(error)
             if started:
                 raise BrokenResponseError from None

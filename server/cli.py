@@ -110,12 +110,13 @@ def _configure_pull(parser: argparse.ArgumentParser) -> Run:
     )
 
     def run(arguments: argparse.Namespace) -> None:
+        from engine.cache.errors import CacheError
         from engine.models.source import ModelSourceError, resolve
 
         configure_logging("info")
         try:
             files = resolve(arguments.ref)
-        except ModelSourceError as error:
+        except (ModelSourceError, CacheError) as error:
             raise CommandError(str(error)) from error
         print(files.weights)
 
@@ -134,11 +135,18 @@ def _configure_doctor(parser: argparse.ArgumentParser) -> Run:
     return configure_doctor(parser, add_config_arguments(parser))
 
 
+def _configure_cache(parser: argparse.ArgumentParser) -> Run:
+    from server.cache import configure_cache
+
+    return configure_cache(parser)
+
+
 SUBCOMMANDS = (
     Subcommand("serve", "serve a model over HTTP with OpenAI's API", _configure_serve),
     Subcommand("bench", "measure passes, drafters and throughput without HTTP", _configure_bench),
     Subcommand("doctor", "examine a pair of target and draft on this machine", _configure_doctor),
     Subcommand("pull", "fetch a model ahead of its use and print where it is", _configure_pull),
+    Subcommand("cache", "list or delete what was fetched, converted and packed", _configure_cache),
 )
 
 

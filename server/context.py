@@ -32,12 +32,18 @@ class ServerContext:
     def sampling_rules(self) -> SamplingRules:
         return SamplingRules(self.config.limits, self.engine.sampling_defaults)
 
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """Every name the model is served under."""
+        return self.config.served_names or (self.engine.card.name,)
+
     def require_model(self, name: str) -> None:
         """Raise a 404 `ApiError` unless the server has the model a client asks for."""
-        if name != self.engine.card.name:
+        if name not in self.model_names:
+            known = ", ".join(repr(known) for known in self.model_names)
             raise ApiError(
                 404,
-                f"The model '{name}' does not exist; this server has '{self.engine.card.name}'.",
+                f"The model '{name}' does not exist; this server has {known}.",
                 param="model",
                 code="model_not_found",
             )
@@ -51,13 +57,17 @@ class ServerContext:
         shared = self.config.kv.prefix_cache_scope == "server"
         return json.dumps(["" if shared else self.ticket.client, salt or ""])
 
-    def response_head(self, response_id: str) -> ResponseHead:
-        name = self.engine.card.name
-        digest = hashlib.blake2b(f"{name}/{self.config.dtype}".encode(), digest_size=5)
+    def response_head(self, response_id: str, model: str) -> ResponseHead:
+        """
+        Args:
+            model: the name that the client has used.
+        """
+        identity = f"{self.engine.card.name}/{self.config.dtype}"
+        digest = hashlib.blake2b(identity.encode(), digest_size=5)
         return ResponseHead(
             id=response_id,
             created=int(time.time()),
-            model=name,
+            model=model,
             system_fingerprint=f"fp_{digest.hexdigest()}",
         )
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pydantic_core
@@ -10,7 +12,7 @@ import pydantic_core
 from engine.request import ChatOptions, RequestError
 from server.schemas.chat import ChatMessage
 from server.schemas.content import TextPart
-from server.schemas.tools import NamedToolChoice, Tool, ToolCall
+from server.schemas.tools import AllowedToolsChoice, NamedToolChoice, Tool
 
 TEMPLATE_ROLES = {"developer": "system"}
 """Chat templates know no developer; OpenAI gives its words the system's rank."""
@@ -43,8 +45,12 @@ def chat_options(
     add_generation_prompt: bool | None,
     continue_final_message: bool | None,
     args: Mapping[str, Any] | None,
+    reasoning_effort: str | None = None,
 ) -> ChatOptions:
     """
+    Args:
+        args: variables of the template; they go before what `reasoning_effort` says.
+
     Raises:
         RequestError: options that exclude each other, or that a client may not set.
     """
@@ -63,7 +69,7 @@ def chat_options(
         tools=template_tools(tools),
         add_generation_prompt=not continues and add_generation_prompt is not False,
         continue_final_message=continues,
-        template_args=template_args(args),
+        template_args={**effort_args(reasoning_effort), **template_args(args)},
     )
 
 
@@ -99,49 +105,95 @@ def template_args(given: Mapping[str, Any] | None) -> dict[str, Any]:
     return dict(given or {})
 
 
-def parsed_arguments(arguments: str, param: str) -> dict[str, Any]:
-    """A tool call's arguments, which are an object in JSON; templates write them out themselves.
+def effort_args(effort: str | None) -> dict[str, Any]:
+    """The variables by which templates choose how much a model thinks; each knows its own."""
+    if effort is None:
+        return {}
+    thinks = effort != "none"
+    return {"enable_thinking": thinks, "thinking": thinks, "reasoning_effort": effort}
 
-    Raises:
-        RequestError: they are not.
+
+def call_arguments(arguments: str) -> dict[str, Any] | None:
+    """A call's arguments as templates want them, who write them out themselves.
+
+    Returns:
+        None: they are no JSON object, as where the token limit has cut them off.
     """
     try:
         value = pydantic_core.from_json(arguments or "{}", allow_inf_nan=False)
-    except ValueError as error:
-        raise RequestError(f"'{param}' is not valid JSON: {error}.", param=param) from error
-    if not isinstance(value, dict):
-        raise RequestError(f"'{param}' must hold a JSON object.", param=param)
-    return value
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
 
 
-def active_tools(
-    tools: Sequence[Tool] | None, choice: str | NamedToolChoice | None
-) -> Sequence[Tool]:
-    """The tools that the model may call under a tool choice.
+def add_call(answer: Message, call_id: str, name: str, arguments: Mapping[str, Any]) -> None:
+    """Put a call into an assistant's message."""
+    function = {"name": name, "arguments": arguments}
+    call = {"id": call_id, "type": "function", "function": function}
+    answer.setdefault("tool_calls", []).append(call)
+
+
+def add_written_call(answer: Message, call_id: str, name: str, arguments: str) -> None:
+    """The same for a call as the model wrote it.
+
+    Arguments that are no JSON object can be given to no template that looks into them: with them
+    the call stands as text, which is how the model would have gone on.
+    """
+    value = call_arguments(arguments)
+    if value is not None:
+        add_call(answer, call_id, name, value)
+        return
+    call = f'{{"name": {json.dumps(name)}, "arguments": {arguments}'
+    answer["content"] = "\n".join(text for text in (answer["content"], call) if text)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSelection:
+    """What the model may call."""
+
+    tools: Sequence[Tool]
+    choice: str | NamedToolChoice | None
+
+
+def select_tools(
+    tools: Sequence[Tool] | None, choice: str | NamedToolChoice | AllowedToolsChoice | None
+) -> ToolSelection:
+    """What a tool choice leaves of the tools.
 
     Raises:
         RequestError: a choice that names no tool, or that there are no tools for.
     """
-    if isinstance(choice, NamedToolChoice):
-        name = choice.function.name
-        if name not in {tool.function.name for tool in tools or ()}:
+    known = {tool.function.name: tool for tool in tools or ()}
+    if isinstance(choice, AllowedToolsChoice):
+        names = [named.function.name for named in choice.allowed_tools.tools]
+        _require_known(names, known)
+        tools = [known[name] for name in dict.fromkeys(names)]
+        choice = choice.allowed_tools.mode
+    elif isinstance(choice, NamedToolChoice):
+        _require_known([choice.function.name], known)
+    if choice == "required" and not tools:
+        raise RequestError("'tool_choice' is only allowed with 'tools'.", param="tool_choice")
+    return ToolSelection(() if choice == "none" else tools or (), choice)
+
+
+def _require_known(names: Sequence[str], known: Mapping[str, Tool]) -> None:
+    for name in names:
+        if name not in known:
             raise RequestError(
                 f"'tool_choice' names {name!r}, which is none of 'tools'.", param="tool_choice"
             )
-    elif choice == "required" and not tools:
-        raise RequestError("'tool_choice' is only allowed with 'tools'.", param="tool_choice")
-    return () if choice == "none" else tools or ()
 
 
 def _template_message(message: ChatMessage, param: str) -> Message:
     calls = message.tool_calls or []
     if calls and message.role != "assistant":
         raise _misplaced(f"{param}.tool_calls", "an assistant message")
-    if message.content is None and not calls:
+    if message.content is None and message.refusal is None and not calls:
         raise _missing_content(message, param)
+    content = _text(message.refusal if message.content is None else message.content)
     answer: Message = {
         "role": TEMPLATE_ROLES.get(message.role, message.role),
-        "content": _text(message.content),
+        "content": content,
     }
     if message.role == "tool":
         if message.tool_call_id is None:
@@ -156,18 +208,9 @@ def _template_message(message: ChatMessage, param: str) -> Message:
         raise _misplaced(f"{param}.tool_call_id", "a tool message")
     if message.role == "assistant" and message.reasoning_content:
         answer["reasoning_content"] = message.reasoning_content
-    if calls:
-        answer["tool_calls"] = [
-            _template_call(call, f"{param}.tool_calls.{number}")
-            for number, call in enumerate(calls)
-        ]
+    for call in calls:
+        add_written_call(answer, call.id, call.function.name, call.function.arguments)
     return answer
-
-
-def _template_call(call: ToolCall, param: str) -> dict[str, Any]:
-    arguments = parsed_arguments(call.function.arguments, f"{param}.function.arguments")
-    function = {"name": call.function.name, "arguments": arguments}
-    return {"id": call.id, "type": "function", "function": function}
 
 
 def _text(content: str | Sequence[TextPart] | None) -> str:

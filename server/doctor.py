@@ -73,6 +73,7 @@ def configure_doctor(
 
 
 def _examine(config: Config, arguments: argparse.Namespace, console: Console) -> Report:
+    from engine.cache.errors import CacheError
     from engine.doctor.examine import examine, num_stages
     from engine.doctor.pair import load_pair
     from engine.models.runner import UnsupportedModelError
@@ -82,7 +83,7 @@ def _examine(config: Config, arguments: argparse.Namespace, console: Console) ->
     sources = _read_prompts(arguments)
     try:
         pair = load_pair(config)
-    except (ModelSourceError, UnsupportedModelError) as error:
+    except (ModelSourceError, CacheError, UnsupportedModelError) as error:
         raise CommandError(str(error)) from error
     if not pair.parts.tokenizer.has_chat_template:
         sources = [source for source in sources if not isinstance(source, ChatPrompt)]

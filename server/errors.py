@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,9 @@ logger = logging.getLogger(__name__)
 
 INTERNAL_ERROR = "The server had an error while processing your request."
 ENGINE_UNAVAILABLE = "The engine is loading or has failed; GET /health tells which."
+NO_FAULTS = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
+"""Exceptions that ask for an end. All others are faults of one request, also those that derive from
+BaseException alone, as panics of Rust extensions do."""
 MAX_RETRY_AFTER = 60
 """Seconds; a guess about a later time is worth little."""
 
@@ -100,7 +104,7 @@ def anthropic_error(error: ApiError) -> AnthropicError:
     return AnthropicError(type="error", error=detail)
 
 
-def to_api_error(error: Exception) -> ApiError:
+def to_api_error(error: BaseException) -> ApiError:
     """What the client is told about any failure; an unforeseen one is logged, not told."""
     match error:
         case ApiError():
@@ -129,13 +133,17 @@ def in_api_terms(error: RequestError, names: Mapping[str, str]) -> RequestError:
     """The engine's error with its field under the name that an API gives it.
 
     Args:
-        names: the API's name of a field by the engine's, where they differ.
+        names: the API's name of a field, or of the object it is in, by the engine's, where they
+            differ.
     """
-    own = error.param
-    if own is None or own not in names:
+    own = error.param or ""
+    head, dot, rest = own.partition(".")
+    name = names.get(own) or (f"{names[head]}{dot}{rest}" if head in names else own)
+    if name == own:
         return error
-    name = names[own]
-    message = str(error).replace(f"{own}=", f"{name}=").replace(f"'{own}'", f"'{name}'")
+    message = str(error).replace(f"{own}=", f"{name}=")
+    for theirs, ours in {**names, own: name}.items():
+        message = message.replace(f"'{theirs}'", f"'{ours}'")
     return RequestError(message, param=name, code=error.code)
 
 
@@ -161,7 +169,7 @@ def add_error_handlers(app: FastAPI, routes: Sequence[Route]) -> None:
         }.get(error.status_code, (str(error.detail), None))
         headers = dict(error.headers or {})
         if error.status_code == 405:
-            headers["Allow"] = _allowed_methods(routes, request.scope)
+            headers["Allow"] = allowed_methods(routes, request.scope)
         answer = ApiError(error.status_code, message, code=code, headers=headers)
         return answer.to_response(path)
 
@@ -171,10 +179,14 @@ def add_error_handlers(app: FastAPI, routes: Sequence[Route]) -> None:
     app.add_exception_handler(HTTPException, handle_routing)
 
 
-def _allowed_methods(routes: Sequence[Route], scope: Scope) -> str:
-    """The router itself names the methods of the first route on a path only."""
+def allowed_methods(routes: Sequence[Route], scope: Scope) -> str:
+    """What the Allow header says of a path; empty where there is none.
+
+    The router itself names the methods of the first route on a path only.
+    """
     on_path = [route for route in routes if route.matches(scope)[0] is not Match.NONE]
-    return ", ".join(sorted({method for route in on_path for method in route.methods or ()}))
+    methods = {method for route in on_path for method in route.methods or ()}
+    return ", ".join(sorted(methods | {"HEAD"} if "GET" in methods else methods))
 
 
 def _error_type(status: int) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Sequence
-from dataclasses import dataclass
-from typing import Self, TypeVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from engine.async_engine import AsyncEngine, OutputStream
 from engine.request import (
@@ -14,7 +14,6 @@ from engine.request import (
     DraftUsage,
     FinishReason,
     GenerationRequest,
-    GrammarSpec,
     RequestOutput,
     SamplingParams,
     SpeculationParams,
@@ -22,24 +21,70 @@ from engine.request import (
     Usage,
 )
 from server.admission import Ticket
-from server.errors import ApiError, deadline_passed, retry_later
+from server.errors import NO_FAULTS, ApiError, deadline_passed, retry_later
 from server.request_record import SequenceRecord, current_record
+
+if TYPE_CHECKING:
+    from engine.preparation import Preparation
+    from engine.sampling.grammar_compiler import CompiledGrammar
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedPrompt:
-    """One prompt, encoded, with the parameters of its first choice."""
+    """One prompt, ready for the engine."""
 
-    token_ids: tuple[int, ...]
-    source: ChatPrompt | TextPrompt
-    params: SamplingParams
-    speculation: SpeculationParams
-    prediction: str | None
-    grammar: GrammarSpec | None = None
-    priority: int = 0
-    cache_scope: str = ""
+    request: GenerationRequest
+    """Of its first choice, which has no id yet."""
+    preparation: Preparation
+
+    @classmethod
+    async def make(
+        cls,
+        engine: AsyncEngine,
+        token_ids: tuple[int, ...],
+        source: ChatPrompt | TextPrompt,
+        params: SamplingParams,
+        *,
+        speculation: SpeculationParams,
+        prediction: str | None,
+        grammar: CompiledGrammar | None,
+        priority: int,
+        cache_scope: str,
+    ) -> Self:
+        """
+        Args:
+            params: of the first choice.
+
+        Raises:
+            RequestError: the loaded model can't serve it.
+            EngineDeadError: the engine is not ready.
+        """
+        request = GenerationRequest(
+            "",
+            token_ids,
+            params,
+            source,
+            prediction=prediction,
+            speculation=speculation,
+            grammar=None if grammar is None else grammar.spec,
+            cache_scope=cache_scope,
+            priority=priority,
+        )
+        return cls(request, await engine.prepare(request, grammar))
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return self.request.prompt_token_ids
+
+    @property
+    def source(self) -> ChatPrompt | TextPrompt:
+        return self.request.source
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.request.params
 
 
 class Generation:
@@ -77,7 +122,7 @@ class Generation:
         """Queue every sequence, or none.
 
         Raises:
-            RequestError, QueueFullError, EngineDeadError: as `AsyncEngine.submit`.
+            QueueFullError, EngineDeadError: as `AsyncEngine.submit`.
         """
         generation = cls(engine, prompts, num_choices, ticket.deadline)
         if generation._record is not None:
@@ -86,20 +131,14 @@ class Generation:
         try:
             for number, prompt in enumerate(prompts):
                 for choice in range(num_choices):
-                    request = GenerationRequest(
+                    request = replace(
+                        prompt.request,
                         request_id=f"{response_id}-{number * num_choices + choice}",
-                        prompt_token_ids=prompt.token_ids,
                         params=prompt.params.for_choice(choice),
-                        source=prompt.source,
-                        prediction=prompt.prediction,
-                        speculation=prompt.speculation,
-                        grammar=prompt.grammar,
                         client=ticket.client,
-                        cache_scope=prompt.cache_scope,
-                        priority=prompt.priority,
                         queue_timeout=ticket.queue_timeout,
                     )
-                    generation._streams.append(engine.submit(request))
+                    generation._streams.append(engine.submit(request, prompt.preparation))
         except BaseException:
             generation.close()
             raise
@@ -131,7 +170,7 @@ class Generation:
                 finished = output.finish_reason is not None
                 yield 0, output
             return
-        arrivals: asyncio.Queue[tuple[int, RequestOutput | Exception]] = asyncio.Queue(
+        arrivals: asyncio.Queue[tuple[int, RequestOutput | BaseException]] = asyncio.Queue(
             maxsize=len(self._streams)  # what waits unread waits in the streams, which have a bound
         )
         readers = [
@@ -142,7 +181,7 @@ class Generation:
             num_open = len(readers)
             while num_open:
                 number, arrival = await self._in_time(arrivals.get())
-                if isinstance(arrival, Exception):
+                if isinstance(arrival, BaseException):
                     raise arrival
                 num_open -= arrival.finish_reason is not None
                 yield number, self._note(number, arrival)
@@ -190,10 +229,12 @@ def _total_drafts(usages: Sequence[Usage]) -> tuple[DraftUsage, ...]:
 async def _read(
     number: int,
     stream: OutputStream,
-    arrivals: asyncio.Queue[tuple[int, RequestOutput | Exception]],
+    arrivals: asyncio.Queue[tuple[int, RequestOutput | BaseException]],
 ) -> None:
     try:
         async for output in stream:
             await arrivals.put((number, output))
-    except Exception as error:
+    except NO_FAULTS:
+        raise
+    except BaseException as error:
         await arrivals.put((number, error))

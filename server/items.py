@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from engine.request import RequestError
-from server.conversation import TEMPLATE_ROLES, Message, parsed_arguments
+from server.conversation import TEMPLATE_ROLES, Message, add_call, add_written_call
 from server.render.blocks import Block, BlockKind
 from server.render.responses import call_id
-from server.schemas.responses import (
-    FunctionTool,
+from server.schemas.response_items import (
     InputCall,
     InputCallOutput,
+    InputCustomCall,
     InputMessage,
     InputReasoning,
+    InputShellCall,
     InputText,
+)
+from server.schemas.responses import (
+    AllowedResponseTools,
+    FunctionTool,
     NamedTool,
     ResponsesRequest,
 )
-from server.schemas.tools import FunctionSpec, NamedFunction, NamedToolChoice, Tool
+from server.schemas.tools import (
+    AllowedTools,
+    AllowedToolsChoice,
+    FunctionSpec,
+    NamedFunction,
+    NamedToolChoice,
+    Tool,
+)
 
 
 class MessageBuilder:
@@ -40,13 +52,11 @@ class MessageBuilder:
         answer = self._answer()
         answer["reasoning_content"] = answer.get("reasoning_content", "") + text
 
-    def add_call(self, call_id: str, name: str, arguments: dict[str, object]) -> None:
-        call = {
-            "id": call_id,
-            "type": "function",
-            "function": {"name": name, "arguments": arguments},
-        }
-        self._answer().setdefault("tool_calls", []).append(call)
+    def add_call(self, call_id: str, name: str, arguments: Mapping[str, Any]) -> None:
+        add_call(self._answer(), call_id, name, arguments)
+
+    def add_written_call(self, call_id: str, name: str, arguments: str) -> None:
+        add_written_call(self._answer(), call_id, name, arguments)
 
     def _answer(self) -> Message:
         if not self._in_answer:
@@ -56,14 +66,10 @@ class MessageBuilder:
 
 
 def add_input(builder: MessageBuilder, body: ResponsesRequest) -> None:
-    """
-    Raises:
-        RequestError: a call's arguments are no JSON object.
-    """
     if isinstance(body.input, str):
         builder.add({"role": "user", "content": body.input})
         return
-    for number, item in enumerate(body.input):
+    for item in body.input:
         match item:
             case InputMessage(role="assistant"):
                 builder.add_text(_text(item.content))
@@ -71,8 +77,11 @@ def add_input(builder: MessageBuilder, body: ResponsesRequest) -> None:
                 role = TEMPLATE_ROLES.get(item.role, item.role)
                 builder.add({"role": role, "content": _text(item.content)})
             case InputCall():
-                arguments = parsed_arguments(item.arguments, f"input.{number}.arguments")
-                builder.add_call(item.call_id, item.name, arguments)
+                builder.add_written_call(item.call_id, item.name, item.arguments)
+            case InputCustomCall():
+                builder.add_call(item.call_id, item.name, {"input": item.input})
+            case InputShellCall():
+                builder.add_call(item.call_id, "local_shell", item.action)
             case InputCallOutput():
                 builder.add(
                     {
@@ -86,21 +95,33 @@ def add_input(builder: MessageBuilder, body: ResponsesRequest) -> None:
 
 
 def add_answer(builder: MessageBuilder, blocks: Sequence[Block]) -> None:
-    """An answer of this server; a call whose arguments are no JSON object is left out."""
+    """An answer of this server."""
     for block in blocks:
         if block.kind is BlockKind.TEXT:
             builder.add_text(block.text)
         elif block.kind is BlockKind.REASONING:
             builder.add_reasoning(block.text)
         else:
-            try:
-                arguments = parsed_arguments(block.text, "arguments")
-            except RequestError:
-                continue
-            builder.add_call(call_id(block), block.name, arguments)
+            builder.add_written_call(call_id(block), block.name, block.text)
 
 
-def chat_tools(tools: Sequence[FunctionTool] | None) -> list[Tool]:
+def with_instructions(instructions: str | None, messages: Sequence[Message]) -> tuple[Message, ...]:
+    """One system message in front, whatever of that rank begins the conversation.
+
+    Many templates have a place for only one.
+    """
+    num_first = next(
+        (n for n, message in enumerate(messages) if message["role"] != "system"), len(messages)
+    )
+    texts = [message["content"] for message in messages[:num_first]]
+    if instructions:
+        texts.insert(0, instructions)
+    if not texts:
+        return tuple(messages)
+    return ({"role": "system", "content": "\n\n".join(texts)}, *messages[num_first:])
+
+
+def chat_tools(tools: Sequence[FunctionTool]) -> list[Tool]:
     """Tools in the form of the chat API."""
     return [
         Tool(
@@ -112,14 +133,24 @@ def chat_tools(tools: Sequence[FunctionTool] | None) -> list[Tool]:
                 strict=tool.strict,
             ),
         )
-        for tool in tools or ()
+        for tool in tools
     ]
 
 
-def chat_tool_choice(choice: str | NamedTool | None) -> str | NamedToolChoice | None:
-    if isinstance(choice, NamedTool):
-        return NamedToolChoice(type="function", function=NamedFunction(name=choice.name))
+def chat_tool_choice(
+    choice: str | NamedTool | AllowedResponseTools | None,
+) -> str | NamedToolChoice | AllowedToolsChoice | None:
+    match choice:
+        case NamedTool():
+            return _named(choice)
+        case AllowedResponseTools():
+            allowed = AllowedTools(mode=choice.mode, tools=[_named(tool) for tool in choice.tools])
+            return AllowedToolsChoice(type="allowed_tools", allowed_tools=allowed)
     return choice
+
+
+def _named(tool: NamedTool) -> NamedToolChoice:
+    return NamedToolChoice(type="function", function=NamedFunction(name=tool.name))
 
 
 def _text(content: str | Sequence[InputText]) -> str:

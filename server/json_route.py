@@ -10,6 +10,7 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect
 
+from server.body_encoding import decompressed, utf8_text
 from server.disconnect import ClientDisconnectedError
 from server.errors import ApiError
 
@@ -24,7 +25,7 @@ class _JsonRequest(Request):
 
 
 class JsonRoute(APIRoute):
-    """For endpoints whose body is one JSON object.
+    """For endpoints whose body is one JSON object, compressed or not.
 
     FastAPI's own parser lets NaN through, hits the recursion limit on nested input and answers
     outside OpenAI's error shape.
@@ -40,7 +41,9 @@ class JsonRoute(APIRoute):
                 body = await parsing.body()
             except ClientDisconnect:
                 raise ClientDisconnectedError from None
-            parsing.parsed = _parse(body)
+            limit = request.app.state.context.config.limits.max_body_bytes
+            encoding = request.headers.get("content-encoding", "")
+            parsing.parsed = _parse(utf8_text(decompressed(body, encoding, limit)))
             return await handler(parsing)
 
         return handle

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import errno
-
-from engine.models.source import cache_folder
-
 OUT_OF_MEMORY = (
     "not enough memory; take a smaller model, fewer bits a weight (quantization) or a smaller "
     "kv.memory_mib"
 )
 _ALLOCATOR_MESSAGES = ("can't allocate memory", "out of memory", "bad_alloc")
 """Of allocators that raise a plain RuntimeError."""
-
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
-"""A write that fails so names no file; a load writes to the cache only."""
 
 
 def load_failure(error: BaseException) -> str:
@@ -23,11 +16,6 @@ def load_failure(error: BaseException) -> str:
         return f"{OUT_OF_MEMORY} ({message})" if message else OUT_OF_MEMORY
     if type(error).__module__.startswith("engine.") and message:
         return message
-    if isinstance(error, OSError) and error.errno in _DISK_FULL and error.filename is None:
-        return (
-            f"can't write to the cache in {cache_folder()}: {error.strerror}; SLIPSTREAM_CACHE can "
-            "name another folder"
-        )
     if isinstance(error, OSError) and error.strerror:
         place = "" if error.filename is None else f"{error.filename}: "
         return f"{place}{error.strerror}"

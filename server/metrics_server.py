@@ -10,12 +10,15 @@ from collections.abc import AsyncIterator, Iterator
 import uvicorn
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
+from starlette.middleware import Middleware
 from starlette.routing import Route
 
 from engine.config import Config
 from server.errors import add_error_handlers
+from server.head import HeadMiddleware
 from server.http_options import http_options
 from server.routes import metrics
+from server.slashes import SlashesMiddleware
 
 _SHUTDOWN_SECONDS = 1
 
@@ -29,7 +32,11 @@ class _MetricsServer(uvicorn.Server):
 
 
 def metrics_app(registry: CollectorRegistry) -> FastAPI:
-    app = FastAPI(openapi_url=None, redirect_slashes=False)
+    app = FastAPI(
+        openapi_url=None,
+        redirect_slashes=False,
+        middleware=[Middleware(SlashesMiddleware), Middleware(HeadMiddleware)],
+    )
     app.state.metrics_registry = registry
     app.include_router(metrics.router)
     add_error_handlers(app, [r for r in metrics.router.routes if isinstance(r, Route)])

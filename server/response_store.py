@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from collections import OrderedDict
 from dataclasses import dataclass, field
+
+import pydantic_core
+from cachetools import LRUCache
 
 from server.conversation import Message
 
@@ -14,14 +15,14 @@ MAX_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    body: str
+    body: bytes
     """The response as it was sent, in JSON."""
     messages: tuple[Message, ...]
     """The conversation up to and with the answer, without instructions."""
     num_bytes: int = field(init=False)
 
     def __post_init__(self) -> None:
-        size = len(self.body) + len(json.dumps(self.messages, ensure_ascii=False))
+        size = len(self.body) + len(pydantic_core.to_json(self.messages))
         object.__setattr__(self, "num_bytes", size)
 
 
@@ -33,31 +34,29 @@ class ResponseStore:
 
     def __init__(self, *, max_responses: int = MAX_RESPONSES, max_bytes: int = MAX_BYTES) -> None:
         self._max_responses = max_responses
-        self._max_bytes = max_bytes
-        self._responses: OrderedDict[tuple[str, str], StoredResponse] = OrderedDict()
-        self.num_bytes = 0
+        self._responses = LRUCache[tuple[str, str], StoredResponse](
+            max_bytes, lambda stored: stored.num_bytes
+        )
 
     def __len__(self) -> int:
         return len(self._responses)
 
+    @property
+    def num_bytes(self) -> int:
+        return int(self._responses.currsize)
+
     def get(self, client: str, response_id: str) -> StoredResponse | None:
-        stored = self._responses.get((client, response_id))
-        if stored is not None:
-            self._responses.move_to_end((client, response_id))
-        return stored
+        return self._responses.get((client, response_id))
 
     def put(self, client: str, response_id: str, stored: StoredResponse) -> None:
+        """Keep a response, in place of its earlier self; one over the whole size is not kept."""
         self.delete(client, response_id)
+        if stored.num_bytes > self._responses.maxsize:
+            return
+        while len(self._responses) >= self._max_responses:
+            self._responses.popitem()
         self._responses[client, response_id] = stored
-        self.num_bytes += stored.num_bytes
-        while len(self._responses) > self._max_responses or self.num_bytes > self._max_bytes:
-            _, dropped = self._responses.popitem(last=False)
-            self.num_bytes -= dropped.num_bytes
 
     def delete(self, client: str, response_id: str) -> bool:
         """Whether there was such a response."""
-        stored = self._responses.pop((client, response_id), None)
-        if stored is None:
-            return False
-        self.num_bytes -= stored.num_bytes
-        return True
+        return self._responses.pop((client, response_id), None) is not None

@@ -10,7 +10,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from server.disconnect import ClientDisconnectedError, run_until_disconnect
-from server.errors import ApiError, to_api_error
+from server.errors import NO_FAULTS, ApiError, to_api_error
 from server.schemas.common import NamedEvent, ResponseModel
 
 DONE = b"data: [DONE]\n\n"
@@ -60,7 +60,11 @@ class EventStream(StreamingResponse):
             with suppress(ClientDisconnectedError):
                 await run_until_disconnect(receive, self._send_all(send))
         finally:
-            self._on_close()
+            self.close()
+
+    def close(self) -> None:
+        """Also for a response that is never sent."""
+        self._on_close()
 
     async def _send_all(self, send: Send) -> None:
         async with aclosing(self._events):
@@ -74,7 +78,9 @@ async def _with_error_event(
         try:
             async for event in events:
                 yield event
-        except Exception as error:
+        except NO_FAULTS:
+            raise
+        except BaseException as error:
             for message in on_failure(to_api_error(error)):
                 yield encode_event(message)
 

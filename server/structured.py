@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from engine.config import LimitsConfig
 from engine.request import GrammarSpec, Prelude, RequestError
@@ -21,6 +21,9 @@ from server.schemas.structured import (
 )
 from server.schemas.tools import NamedToolChoice
 from server.unsupported import UNSUPPORTED_STRUCTURED_OUTPUTS, refuse_unsupported
+
+if TYPE_CHECKING:
+    from engine.sampling.grammar_compiler import CompiledGrammar
 
 _JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """As the engine spaces JSON, and chat templates the calls that models learn from."""
@@ -60,8 +63,8 @@ async def prepare_grammar(
     context: ServerContext,
     prelude: Prelude | None = None,
     calls: ToolCalls | None = None,
-) -> GrammarSpec | None:
-    """What the output must match, compiled; None: nothing.
+) -> CompiledGrammar | None:
+    """What the output must match; None: nothing.
 
     Args:
         prelude: free text that may come first, such as a model's reasoning.
@@ -85,15 +88,15 @@ async def prepare_grammar(
             f"'{param}' and '{other}' both constrain the output; set only one of them.",
             param=other,
         )
-    spec = await compile_grammar(replace(spec, prelude=prelude), context, param)
+    grammar = await compile_grammar(replace(spec, prelude=prelude), context, param)
     if calls is None or forced is not None or spec.kind not in ("json_object", "json_schema"):
-        return spec
+        return grammar
     schema = json.loads(spec.text) if spec.text else {"type": "object"}
     rules = ["start: answer | calls", f"answer: %json {_styled(schema)}", *_call_rules(calls)]
     return await compile_grammar(GrammarSpec("rules", "\n".join(rules), prelude), context, param)
 
 
-async def compile_grammar(spec: GrammarSpec, context: ServerContext, param: str) -> GrammarSpec:
+async def compile_grammar(spec: GrammarSpec, context: ServerContext, param: str) -> CompiledGrammar:
     """Have the engine make a grammar ready.
 
     Raises:
@@ -108,10 +111,9 @@ async def compile_grammar(spec: GrammarSpec, context: ServerContext, param: str)
     if spec.kind == "json_schema":
         check_schema_text(spec.text, limits, param)
     try:
-        await context.engine.compile_grammar(spec, time_limit=limits.max_schema_seconds)
+        return await context.engine.compile_grammar(spec, time_limit=limits.max_schema_seconds)
     except RequestError as error:
         raise RequestError(f"Invalid value for '{param}': {error}", param=param) from error
-    return spec
 
 
 def forced_call(choice: str | NamedToolChoice | None) -> ForcedCall | None:

@@ -80,7 +80,8 @@ async def prepare_turn(
     )
     form = answer_format.calls
     calls = None if form is None else ToolCalls(options.tools, form, max_calls, forced)
-    prompt = PreparedPrompt(
+    prompt = await PreparedPrompt.make(
+        engine,
         token_ids,
         ChatPrompt(messages, options),
         sampling_params(fields, context.sampling_rules, max_tokens=max_tokens, logprobs=logprobs),

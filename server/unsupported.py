@@ -36,11 +36,7 @@ UNSUPPORTED_CHAT: Mapping[str, NoOps] = {
     "chat_template": (),
     "documents": ([],),
     "echo": (False,),
-    "function_call": ("none", "auto"),
-    "functions": ([],),
     "modalities": (["text"],),
-    "reasoning_effort": ("none",),
-    "verbosity": ("medium",),
     "web_search_options": (),
 }
 
@@ -56,27 +52,18 @@ UNSUPPORTED_RESPONSES: Mapping[str, NoOps] = {
     "chat_template": (),
     "context_management": ([],),
     "conversation": (),
-    "include": ([],),
     "max_tool_calls": (),
     "prompt": (),
-    "text": ({}, {"format": {"type": "text"}}),
     "top_logprobs": (0,),
-    "truncation": ("disabled",),
 }
 
 UNSUPPORTED_MESSAGES: Mapping[str, NoOps] = {
     **UNSUPPORTED_ANYWHERE,
     "container": (),
     "mcp_servers": ([],),
-    "output_config": ({},),
-    "output_format": (),
 }
 
-UNSUPPORTED_MESSAGE: Mapping[str, NoOps] = {
-    "audio": (),
-    "function_call": (),
-    "refusal": (),
-}
+UNSUPPORTED_MESSAGE: Mapping[str, NoOps] = {"audio": ()}
 
 
 def refuse_unsupported(

@@ -14,14 +14,16 @@ ROOT = Path(__file__).parent.parent
 MAX_LINES = 450
 
 LAYERS: tuple[frozenset[str], ...] = (
-    frozenset({"request", "metrics", "config", "pace", "watchdog"}),
-    frozenset({"plan", "recovery", "sequence", "blocks", "admission", "summary"}),
-    frozenset({"waiting", "kernels"}),
+    frozenset({"fault", "request", "metrics", "config", "pace"}),
+    frozenset({"watchdog", "plan", "recovery", "preparation", "blocks", "admission", "summary"}),
+    frozenset({"sequence"}),
+    frozenset({"waiting", "kernels", "cache"}),
     frozenset({"scheduler", "text", "sampling"}),
     frozenset({"models"}),
     frozenset({"draft", "verify", "isolation"}),
+    frozenset({"preparer"}),
     frozenset({"core"}),
-    frozenset({"build", "engine_thread"}),
+    frozenset({"build", "engine_thread", "request_workers"}),
     frozenset({"async_engine", "bench", "doctor"}),
 )
 """Modules and packages of the engine, lowest first."""
@@ -31,6 +33,9 @@ SERVER_MAY_IMPORT = frozenset(
         "engine.async_engine",
         "engine.bench",
         "engine.build",
+        "engine.cache.errors",
+        "engine.cache.location",
+        "engine.cache.model_cache",
         "engine.config",
         "engine.doctor.advice",
         "engine.doctor.examine",

@@ -1,17 +1,23 @@
 """Tiny models made on the spot: a few seconds of training on a made-up language.
 
 They are small enough for unit tests and know their language well enough that a draft is often
-right and often wrong.
+right and often wrong. A trained one is kept in build/ for as long as what makes it is the same.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
+import shutil
+import tempfile
+from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
 import torch
+from filelock import FileLock
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -25,6 +31,7 @@ PLAIN_TEMPLATE = (
     "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}<|im_end|>{% endfor %}"
     "{% if add_generation_prompt %}[assistant] {% endif %}"
 )
+KEPT_IN = Path(__file__).parent.parent / "build" / "tiny-models"
 SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 
 _WHO = ["the cat", "a naïve robot", "my sister", "Zoë", "the 🦊", "nobody", "the old man"]
@@ -90,6 +97,22 @@ def _unmark_special(tokenizer: Tokenizer, tokens: list[str]) -> Tokenizer:
     return Tokenizer.from_str(json.dumps(spec))
 
 
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    style: TokenizerStyle
+    vocab_size: int
+    hidden: int
+    steps: int
+    seed: int
+    max_context: int
+
+    def digest(self) -> str:
+        """Of all that the trained weights depend on."""
+        libraries = [f"{name} {version(name)}" for name in ("torch", "transformers", "tokenizers")]
+        made_of = [Path(__file__).read_text(encoding="utf-8"), repr(self), *libraries]
+        return hashlib.sha256("\0".join(made_of).encode()).hexdigest()[:24]
+
+
 def make_tiny_model(
     folder: Path,
     *,
@@ -99,19 +122,35 @@ def make_tiny_model(
     steps: int = 120,
     seed: int = 0,
     max_context: int = 512,
+    kept_in: Path = KEPT_IN,
 ) -> Path:
-    """Train a two-layer Llama on the made-up language and save it as a Hugging Face folder."""
-    tokenizer = make_tokenizer(style, vocab_size)
-    torch.manual_seed(seed)
+    """A two-layer Llama that knows the made-up language, as a Hugging Face folder.
+
+    Trained where none is kept yet, by one process while others wait; `folder` is a copy to do as
+    one likes with.
+    """
+    recipe = Recipe(style, vocab_size, hidden, steps, seed, max_context)
+    kept = kept_in / recipe.digest()
+    kept_in.mkdir(parents=True, exist_ok=True)
+    with FileLock(kept.with_suffix(".lock")):
+        if not kept.exists():
+            with tempfile.TemporaryDirectory(dir=kept_in) as unfinished:
+                train(recipe, Path(unfinished, "model")).rename(kept)
+    return Path(shutil.copytree(kept, folder))
+
+
+def train(recipe: Recipe, folder: Path) -> Path:
+    tokenizer = make_tokenizer(recipe.style, recipe.vocab_size)
+    torch.manual_seed(recipe.seed)
     model = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=len(tokenizer),
-            hidden_size=hidden,
-            intermediate_size=2 * hidden,
+            hidden_size=recipe.hidden,
+            intermediate_size=2 * recipe.hidden,
             num_hidden_layers=2,
             num_attention_heads=4,
             num_key_value_heads=2,
-            max_position_embeddings=max_context,
+            max_position_embeddings=recipe.max_context,
             tie_word_embeddings=True,
             bos_token_id=None,
             eos_token_id=tokenizer.eos_token_id,
@@ -119,8 +158,8 @@ def make_tiny_model(
     )
     ids = torch.tensor(tokenizer.encode(sentences(4000, seed=99), add_special_tokens=False))
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
-    generator = torch.Generator().manual_seed(seed)
-    for _ in range(steps):
+    generator = torch.Generator().manual_seed(recipe.seed)
+    for _ in range(recipe.steps):
         starts = torch.randint(len(ids) - 65, (16,), generator=generator)
         batch = torch.stack([ids[start : start + 64] for start in starts.tolist()])
         loss = model(input_ids=batch, labels=batch).loss

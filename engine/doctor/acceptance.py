@@ -92,6 +92,9 @@ class _ArgmaxDrafter:
     def warm_up(self) -> None:
         self._inner.warm_up()
 
+    def preprocess(self, request: GenerationRequest, prediction_ids: Sequence[int]) -> Any:
+        return self._inner.preprocess(request, prediction_ids)
+
     def backlog(self, sequence: TokenSequence) -> int:
         return self._inner.backlog(sequence)
 

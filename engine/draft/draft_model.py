@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,9 +14,20 @@ from engine.draft.cost import CostModel
 from engine.models.runner import ModelRunner
 from engine.models.warm_up import time_passes
 from engine.plan import Slice, StepPlan
-from engine.sampling.coupling import CoupledChooser
+from engine.sampling.coupling import CoupledChooser, InvalidDraftLogitsError
 
 _WARM_UP_ROWS = (1, 1, 1, 4)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftPrompt:
+    """A prompt in the draft model's tokens."""
+
+    token_ids: tuple[int, ...]
+    block_hashes: tuple[bytes, ...]
+    """Of the full blocks, for the draft's prefix cache."""
+    is_known: bool
+    """Whether there is one, and the model has all its tokens."""
 
 
 @dataclass(slots=True)
@@ -26,7 +37,7 @@ class DraftTokens:
     token_ids: list[int]
     num_prompt: int
     """Leading tokens that never change; their full blocks go into the prefix cache."""
-    block_hashes: list[bytes]
+    block_hashes: tuple[bytes, ...]
     num_computed: int = 0
     block_ids: list[int] = field(default_factory=list)
     num_published: int = 0
@@ -90,15 +101,24 @@ class DraftModel:
         for rows, seconds in time_passes(self.runner, _WARM_UP_ROWS):
             self.cost.observe(rows, seconds)
 
-    def start(self, token_ids: Iterable[int], scope: str = "") -> DraftTokens:
-        """Take up a request, reusing the blocks of an equal prefix of the same cache scope."""
-        prompt = list(token_ids)
+    def read(self, token_ids: Sequence[int], scope: str = "") -> DraftPrompt:
+        """What `start` needs to know of a prompt; may be called from any thread.
+
+        Args:
+            scope: cache scope; prompts of different ones share no blocks.
+        """
         hashes: list[bytes] = []
-        extend_block_hashes(hashes, prompt, self._pool.block_size, len(prompt), scope)
-        tokens = DraftTokens(prompt, len(prompt), hashes)
+        extend_block_hashes(hashes, token_ids, self._pool.block_size, len(token_ids), scope)
+        is_known = 0 <= max(token_ids, default=-1) < self.vocab_size
+        return DraftPrompt(tuple(token_ids), tuple(hashes), is_known)
+
+    def start(self, prompt: DraftPrompt) -> DraftTokens:
+        """Take up a request, reusing the blocks of an equal prefix of the same cache scope."""
+        num_prompt = len(prompt.token_ids)
+        tokens = DraftTokens(list(prompt.token_ids), num_prompt, prompt.block_hashes)
         # The last token is always computed: its logits are needed.
-        num_reusable = max(0, len(prompt) - 1) // self._pool.block_size
-        tokens.block_ids = self._pool.match_prefix(hashes[:num_reusable])
+        num_reusable = max(0, num_prompt - 1) // self._pool.block_size
+        tokens.block_ids = self._pool.match_prefix(prompt.block_hashes[:num_reusable])
         tokens.num_published = len(tokens.block_ids)
         tokens.num_computed = len(tokens.block_ids) * self._pool.block_size
         self._holders.append(tokens)
@@ -148,6 +168,10 @@ class DraftModel:
 
         Returns:
             The appended tokens; empty where blocks or budget did not suffice.
+
+        Raises:
+            InvalidDraftLogitsError: the model computed no numbers for some request. Nobody reuses
+                what it computed for that one.
         """
         drafted: list[list[int]] = [[] for _ in requests]
         certainty = [1.0] * len(requests)
@@ -162,7 +186,12 @@ class DraftModel:
             )
             began = time.perf_counter()
             logits = self.runner.execute(plan)
-            chosen, confidences = chooser.choose(logits, active, depth)
+            try:
+                chosen, confidences = chooser.choose(logits, active, depth)
+            except InvalidDraftLogitsError as error:
+                for row in error.rows:
+                    self._distrust(requests[active[row]])
+                raise
             self.cost.observe(plan.num_tokens, time.perf_counter() - began)
             for i, token_id, confidence in zip(active, chosen, confidences, strict=True):
                 tokens = requests[i]
@@ -224,6 +253,10 @@ class DraftModel:
         if missing > 0:
             tokens.block_ids.extend(self._pool.allocate(missing) or ())
         return True
+
+    def _distrust(self, tokens: DraftTokens) -> None:
+        self._pool.withdraw(tokens.block_ids)
+        self._release(tokens)
 
     def _release(self, tokens: DraftTokens) -> None:
         self._pool.release(tokens.block_ids)

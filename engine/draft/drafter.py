@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from engine.draft.cost import CostModel
+from engine.request import GenerationRequest
 from engine.sequence import TokenSequence
 
 
@@ -48,6 +49,17 @@ class Drafter(Protocol):
 
     def warm_up(self) -> None:
         """Make a draft model's first passes, before any request; else do nothing."""
+        ...
+
+    def preprocess(self, request: GenerationRequest, prediction_ids: Sequence[int]) -> Any:
+        """What drafting for a request takes time in proportion to its size for; see `Preparation`.
+
+        Called in any thread. The other methods find the result at the request's sequence, whose
+        drafter they are only asked for when there is one.
+
+        Args:
+            prediction_ids: the request's prediction in the target's tokens; empty: it has none.
+        """
         ...
 
     def backlog(self, sequence: TokenSequence) -> int:

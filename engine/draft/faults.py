@@ -44,7 +44,7 @@ class DrafterFaults:
         """False from a rest on until a draft has been verified again."""
         return self._faults[drafter].failures < FAILURES_BEFORE_REST
 
-    def note(self, drafter: str, error: Exception) -> None:
+    def note(self, drafter: str, error: BaseException) -> None:
         """Count a failure; one that comes while the drafter rests makes the rest no longer."""
         fault, now = self._faults[drafter], self._clock()
         if now < fault.retry_at:

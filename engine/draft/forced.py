@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine.draft.drafter import NO_DRAFT, Draft, DraftRequest
+from engine.request import GenerationRequest
 from engine.sampling.grammar import Grammars
 from engine.sequence import TokenSequence
 
@@ -23,6 +24,8 @@ class ForcedDrafter:
         self._grammars = grammars
 
     def warm_up(self) -> None: ...
+
+    def preprocess(self, request: GenerationRequest, prediction_ids: Sequence[int]) -> None: ...
 
     def backlog(self, sequence: TokenSequence) -> int:
         return 0

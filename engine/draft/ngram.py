@@ -5,46 +5,45 @@ Prompt lookup decoding (Saxena, 2023) with an incremental index instead of a sca
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
+
+from cachetools import FIFOCache
 
 from engine.draft.drafter import NO_DRAFT, Draft, DraftRequest
 from engine.draft.suffix_index import SuffixIndex
+from engine.draft.token_index import TokenIndex
+from engine.request import GenerationRequest
 from engine.sequence import TokenSequence
 
 
 class SharedTexts:
-    """The last texts of all requests, up to a number of tokens, with an index each.
+    """The last texts of all requests, up to a number of tokens, with the index each had.
 
     Text of one client can show in what is drafted for another (never in the output, but in its
     timing), so this is only used when asked for.
     """
 
-    def __init__(self, *, max_tokens: int, min_match: int, max_match: int) -> None:
+    def __init__(self, *, max_tokens: int, max_match: int) -> None:
         self._max_tokens = max_tokens
-        self._min_match = min_match
         self._max_match = max_match
-        self._texts: OrderedDict[str, tuple[list[int], SuffixIndex]] = OrderedDict()
-        self._num_tokens = 0
+        self._texts = FIFOCache[str, tuple[list[int], SuffixIndex]](
+            max_tokens, lambda text: text[1].num_indexed
+        )
 
-    def add(self, request_id: str, token_ids: Sequence[int]) -> None:
-        """Keep a request's text, in place of its earlier one; the oldest texts make room for it."""
-        earlier = self._texts.pop(request_id, None)
-        if earlier is not None:
-            self._num_tokens -= len(earlier[0])
-        text = list(token_ids[-self._max_tokens :])
-        index = SuffixIndex(self._min_match, self._max_match)
-        index.extend(text)
-        self._texts[request_id] = (text, index)
-        self._num_tokens += len(text)
-        while self._num_tokens > self._max_tokens:
-            _, (oldest, _) = self._texts.popitem(last=False)
-            self._num_tokens -= len(oldest)
+    def add(self, request_id: str, token_ids: list[int], index: SuffixIndex) -> None:
+        """Keep a request's text, in place of its earlier one; the oldest texts make room for it.
+
+        Args:
+            index: of the text; one of more tokens than there is room for is not kept.
+        """
+        self._texts.pop(request_id, None)
+        if index.num_indexed <= self._max_tokens:
+            self._texts[request_id] = (token_ids, index)
 
     def find(self, suffix_of: Sequence[int]) -> tuple[list[int], int, int] | None:
         """(text, position, match length) of the longest match, the latest text first."""
         best: tuple[list[int], int, int] | None = None
-        for text, index in reversed(self._texts.values()):
+        for text, index in reversed(list(self._texts.values())):
             found = index.find(suffix_of)
             if found is not None and (best is None or found[1] > best[2]):
                 best = (text, *found)
@@ -69,6 +68,10 @@ class NgramDrafter:
 
     def warm_up(self) -> None: ...
 
+    def preprocess(self, request: GenerationRequest, prediction_ids: Sequence[int]) -> TokenIndex:
+        lengths = range(self._min_match, self._max_match + 1)
+        return TokenIndex(request.prompt_token_ids, lengths)
+
     def backlog(self, sequence: TokenSequence) -> int:
         return 0
 
@@ -85,7 +88,8 @@ class NgramDrafter:
     def forget(self, request_id: str) -> None:
         entry = self._indexes.pop(request_id, None)
         if entry is not None and self._shared is not None:
-            self._shared.add(request_id, entry[0].token_ids)
+            sequence, index = entry
+            self._shared.add(request_id, sequence.token_ids, index)
 
     def _propose(self, request: DraftRequest) -> Draft:
         token_ids = request.sequence.token_ids
@@ -109,7 +113,8 @@ class NgramDrafter:
     def _index(self, sequence: TokenSequence) -> SuffixIndex:
         entry = self._indexes.get(sequence.request_id)
         if entry is None:
-            entry = (sequence, SuffixIndex(self._min_match, self._max_match))
+            beginning = sequence.preparation.drafts[self.name]
+            entry = (sequence, SuffixIndex(self._min_match, self._max_match, beginning))
             self._indexes[sequence.request_id] = entry
         entry[1].extend(sequence.token_ids)
         return entry[1]

@@ -6,18 +6,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.draft.drafter import NO_DRAFT, Draft, DraftRequest
+from engine.draft.token_index import TokenIndex
+from engine.request import GenerationRequest
 from engine.sequence import TokenSequence
-from engine.text.tokenizer import TextTokenizer
 
 _LONGEST_ANCHOR = 8
 _SHORTEST_ANCHOR = 2
 
 
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """A request's prediction, and where each possible anchor is in it."""
+
+    token_ids: tuple[int, ...]
+    anchors: TokenIndex
+
+
 @dataclass(slots=True)
-class _Prediction:
-    token_ids: list[int]
-    anchors: dict[tuple[int, ...], list[int]]
-    """Positions behind each n-gram, ascending, for every anchor length."""
+class _Reader:
+    prediction: Prediction
     position: int = 0
     """Where the output stands in the prediction."""
     num_followed: int = 0
@@ -34,72 +41,71 @@ class PredictedDrafter:
     name = "predicted"
     cost = None
 
-    def __init__(self, tokenizer: TextTokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._predictions: dict[str, _Prediction] = {}
+    def __init__(self) -> None:
+        self._readers: dict[str, _Reader] = {}
 
     def warm_up(self) -> None: ...
+
+    def preprocess(
+        self, request: GenerationRequest, prediction_ids: Sequence[int]
+    ) -> Prediction | None:
+        if not prediction_ids:
+            return None
+        anchors = TokenIndex(prediction_ids, range(_SHORTEST_ANCHOR, _LONGEST_ANCHOR + 1))
+        return Prediction(tuple(prediction_ids), anchors)
 
     def backlog(self, sequence: TokenSequence) -> int:
         return 0
 
     def can_draft(self, sequence: TokenSequence) -> bool:
-        return bool(sequence.request.prediction)
+        return sequence.preparation.drafts[self.name] is not None
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         return [self._propose(request) for request in requests]
 
-    def prepare(self, sequences: Sequence[TokenSequence]) -> None:
-        for sequence in sequences:
-            if self.can_draft(sequence):
-                self._prediction(sequence)
+    def prepare(self, sequences: Sequence[TokenSequence]) -> None: ...
 
     def forget(self, request_id: str) -> None:
-        self._predictions.pop(request_id, None)
+        self._readers.pop(request_id, None)
 
     def _propose(self, request: DraftRequest) -> Draft:
         if not self.can_draft(request.sequence):
             return NO_DRAFT
-        prediction = self._prediction(request.sequence)
-        self._follow(prediction, request.sequence)
-        if not prediction.aligned:
+        reader = self._reader(request.sequence)
+        _follow(reader, request.sequence)
+        if not reader.aligned:
             return NO_DRAFT
-        start = prediction.position
-        return Draft(tuple(prediction.token_ids[start : start + request.max_tokens]))
+        start = reader.position
+        return Draft(reader.prediction.token_ids[start : start + request.max_tokens])
 
-    def _prediction(self, sequence: TokenSequence) -> _Prediction:
-        prediction = self._predictions.get(sequence.request_id)
-        if prediction is None:
-            token_ids = self._tokenizer.encode_plain(sequence.request.prediction or "")
-            prediction = _Prediction(token_ids, _anchors(token_ids))
-            self._predictions[sequence.request_id] = prediction
-        return prediction
-
-    def _follow(self, prediction: _Prediction, sequence: TokenSequence) -> None:
-        output = sequence.token_ids[sequence.num_prompt :]
-        for token_id in output[prediction.num_followed :]:
-            rest = prediction.token_ids[prediction.position : prediction.position + 1]
-            prediction.aligned = prediction.aligned and rest == [token_id]
-            if prediction.aligned:
-                prediction.position += 1
-        prediction.num_followed = len(output)
-        if not prediction.aligned:
-            place = _find_place(prediction, output)
-            if place is not None:
-                prediction.position, prediction.aligned = place, True
+    def _reader(self, sequence: TokenSequence) -> _Reader:
+        reader = self._readers.get(sequence.request_id)
+        if reader is None:
+            reader = _Reader(sequence.preparation.drafts[self.name])
+            self._readers[sequence.request_id] = reader
+        return reader
 
 
-def _anchors(token_ids: list[int]) -> dict[tuple[int, ...], list[int]]:
-    anchors: dict[tuple[int, ...], list[int]] = {}
-    for length in range(_SHORTEST_ANCHOR, _LONGEST_ANCHOR + 1):
-        for end in range(length, len(token_ids) + 1):
-            anchors.setdefault(tuple(token_ids[end - length : end]), []).append(end)
-    return anchors
+def _follow(reader: _Reader, sequence: TokenSequence) -> None:
+    token_ids = reader.prediction.token_ids
+    for token_id in sequence.token_ids[sequence.num_prompt + reader.num_followed :]:
+        rest = token_ids[reader.position : reader.position + 1]
+        reader.aligned = reader.aligned and rest == (token_id,)
+        if reader.aligned:
+            reader.position += 1
+    reader.num_followed = sequence.num_output
+    if not reader.aligned:
+        last = sequence.token_ids[-min(_LONGEST_ANCHOR, sequence.num_output) :]
+        place = _find_place(reader, last)
+        if place is not None:
+            reader.position, reader.aligned = place, True
 
 
-def _find_place(prediction: _Prediction, output: list[int]) -> int | None:
-    for length in range(min(_LONGEST_ANCHOR, len(output)), _SHORTEST_ANCHOR - 1, -1):
-        places = prediction.anchors.get(tuple(output[-length:]))
-        if places:
-            return next((place for place in places if place >= prediction.position), places[-1])
+def _find_place(reader: _Reader, last: Sequence[int]) -> int | None:
+    """Behind the longest anchor that ends the output; see `PredictedDrafter`."""
+    for length in range(len(last), _SHORTEST_ANCHOR - 1, -1):
+        places = reader.prediction.anchors.ends(last, length)
+        if len(places):
+            following = int(places.searchsorted(reader.position))
+            return int(places[min(following, len(places) - 1)])
     return None

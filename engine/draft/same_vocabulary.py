@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.draft.draft_model import DraftModel, DraftTokens, DraftWish
+from engine.draft.draft_model import DraftModel, DraftPrompt, DraftTokens, DraftWish
 from engine.draft.drafter import Draft, DraftRequest
 from engine.draft.following import FollowingDrafter
+from engine.request import GenerationRequest
 from engine.sampling.coupling import CoupledChooser
 from engine.sequence import TokenSequence
 from engine.text.tokenizer import TextTokenizer
@@ -40,7 +41,7 @@ def check_same_vocabulary(draft: TextTokenizer, target: TextTokenizer) -> None:
 @dataclass(slots=True)
 class _Follower:
     tokens: DraftTokens
-    num_committed: int = 0
+    num_committed: int
     lost: bool = False
     """An id that only the target has was seen; the request gets no drafts."""
 
@@ -65,6 +66,9 @@ class ModelDrafter(FollowingDrafter[_Follower]):
         super().__init__(model)
         self._stop_ids = target_tokenizer.eos_ids
         self._num_ids = len(target_tokenizer.pieces)
+
+    def preprocess(self, request: GenerationRequest, prediction_ids: Sequence[int]) -> DraftPrompt:
+        return self.model.read(request.prompt_token_ids, request.cache_scope)
 
     def backlog(self, sequence: TokenSequence) -> int:
         follower = self._followers.get(sequence.request_id)
@@ -103,8 +107,9 @@ class ModelDrafter(FollowingDrafter[_Follower]):
     def _follow(self, sequence: TokenSequence) -> _Follower:
         follower = self._followers.get(sequence.request_id)
         if follower is None:
-            prompt = sequence.token_ids[: sequence.num_prompt]
-            follower = _Follower(self.model.start(prompt, sequence.request.cache_scope))
+            prompt: DraftPrompt = sequence.preparation.drafts[self.name]
+            tokens = self.model.start(prompt)
+            follower = _Follower(tokens, sequence.num_prompt, lost=not prompt.is_known)
             self._followers[sequence.request_id] = follower
         new = sequence.token_ids[follower.num_committed :]
         follower.lost = follower.lost or any(i >= self.model.vocab_size for i in new)

@@ -12,6 +12,7 @@ from engine.draft.acceptance import MAX_POSITIONS
 from engine.draft.drafter import NO_DRAFT, Draft, Drafter, DraftRequest
 from engine.draft.faults import DrafterFaults
 from engine.draft.policy import PLAIN, Candidate, Choice, Option, Policy
+from engine.fault import ANY_FAULT
 from engine.metrics import DrafterMetrics
 from engine.sequence import TokenSequence
 
@@ -127,13 +128,13 @@ class Speculator:
         """A fault of the policy costs drafts, never a request."""
         try:
             yield
-        except Exception as error:
+        except ANY_FAULT as error:
             self._faults.note(_POLICY, error)
 
     def _forget(self, drafter: Drafter, request_id: str) -> None:
         try:
             drafter.forget(request_id)
-        except Exception as error:
+        except ANY_FAULT as error:
             self._note_failure(drafter.name, error)
 
     def warm_up(self) -> None:
@@ -156,7 +157,7 @@ class Speculator:
 
     @staticmethod
     def _allows(sequence: TokenSequence, drafter: Drafter) -> bool:
-        return sequence.request.speculation.mode in ("auto", drafter.name)
+        return drafter.name in sequence.preparation.drafts
 
     def _prepare(self, drafters: Sequence[Drafter], running: Sequence[TokenSequence]) -> None:
         prefilling = [s for s in running if not s.is_decoding]
@@ -172,7 +173,7 @@ class Speculator:
                 try:
                     with self._timed(drafter):
                         drafter.prepare(worthwhile)
-                except Exception as error:
+                except ANY_FAULT as error:
                     self._give_up(drafter, worthwhile, error)
 
     def _model_candidate(self, sequence: TokenSequence, drafter: Drafter) -> Candidate:
@@ -210,7 +211,7 @@ class Speculator:
             with self._timed(drafter):
                 drafts = drafter.propose(requests)
             return {s.request_id: draft for s, draft in zip(sequences, drafts, strict=True)}
-        except Exception as error:
+        except ANY_FAULT as error:
             self._give_up(drafter, sequences, error)
             return {}
 
@@ -223,7 +224,7 @@ class Speculator:
             self.metrics[drafter.name].seconds += time.perf_counter() - started
 
     def _give_up(
-        self, drafter: Drafter, sequences: Sequence[TokenSequence], error: Exception
+        self, drafter: Drafter, sequences: Sequence[TokenSequence], error: BaseException
     ) -> None:
         """Go on without the drafts that a drafter failed to make."""
         self._note_failure(drafter.name, error)
@@ -231,7 +232,7 @@ class Speculator:
             self._forget(drafter, sequence.request_id)
             self._policy.record(sequence.request_id, drafter.name, 0, 1, 0)
 
-    def _note_failure(self, drafter: str, error: Exception) -> None:
+    def _note_failure(self, drafter: str, error: BaseException) -> None:
         self._faults.note(drafter, error)
         self.metrics[drafter].failures += 1
         self.metrics[drafter].works = self._faults.works(drafter)

@@ -4,25 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from engine.draft.token_index import TokenIndex
+
 
 class SuffixIndex:
     """Maps each n-gram of min_match to max_match tokens to the position behind it.
 
-    Extending costs a few dictionary writes a token; nothing is ever scanned again.
+    Extending costs a few dictionary writes a token; nothing is ever scanned again, and the tokens
+    that the list began with come indexed.
     """
 
-    def __init__(self, min_match: int, max_match: int) -> None:
+    def __init__(self, min_match: int, max_match: int, beginning: TokenIndex) -> None:
+        """
+        Args:
+            beginning: index of the first tokens, with n-grams of all these lengths.
+        """
         self._lengths = range(max_match, min_match - 1, -1)
+        self._beginning = beginning
         self._continuation: dict[tuple[int, ...], int] = {}
-        self._num_indexed = 0
+        self.num_indexed = beginning.num_tokens
+        """Tokens of the list that are taken in."""
 
     def extend(self, token_ids: Sequence[int]) -> None:
         """Index the n-grams that a token now follows; a later occurrence replaces an earlier."""
-        for position in range(max(1, self._num_indexed), len(token_ids)):
+        for position in range(max(1, self.num_indexed), len(token_ids)):
             for length in self._lengths:
                 if length <= position:
                     self._continuation[tuple(token_ids[position - length : position])] = position
-        self._num_indexed = len(token_ids)
+        self.num_indexed = len(token_ids)
 
     def find(self, suffix_of: Sequence[int]) -> tuple[int, int] | None:
         """(position, match length) behind the last occurrence of the longest indexed suffix."""
@@ -30,6 +39,14 @@ class SuffixIndex:
             if length > len(suffix_of):
                 continue
             position = self._continuation.get(tuple(suffix_of[-length:]))
+            if position is None:
+                position = self._find_in_beginning(suffix_of, length)
             if position is not None:
                 return position, length
         return None
+
+    def _find_in_beginning(self, suffix_of: Sequence[int], length: int) -> int | None:
+        ends = self._beginning.ends(suffix_of, length)
+        # What ends the beginning is continued by nothing in it.
+        count = int(ends.searchsorted(self._beginning.num_tokens))
+        return int(ends[count - 1]) if count else None

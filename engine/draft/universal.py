@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.draft.draft_model import DraftModel, DraftTokens, DraftWish
+from engine.draft.draft_model import DraftModel, DraftPrompt, DraftTokens, DraftWish
 from engine.draft.drafter import Draft, DraftRequest
 from engine.draft.following import FollowingDrafter
 from engine.draft.text_sync import continuation_of, encode_behind, split_whole_characters
-from engine.request import ChatPrompt, RequestError, TextPrompt
+from engine.request import ChatPrompt, GenerationRequest, RequestError, TextPrompt
 from engine.sampling.coupling import CoupledChooser
 from engine.sequence import TokenSequence
 from engine.text.alignment import aligned_ids
@@ -52,6 +52,9 @@ class UniversalDrafter(FollowingDrafter[_Follower]):
         self._tokenizer = tokenizer
         self._target_tokenizer = target_tokenizer
         self._noise_ids = _noise_ids(model.vocab_size, tokenizer, target_tokenizer)
+
+    def preprocess(self, request: GenerationRequest, prediction_ids: Sequence[int]) -> DraftPrompt:
+        return self.model.read(encode_prompt(request.source, self._tokenizer), request.cache_scope)
 
     def backlog(self, sequence: TokenSequence) -> int:
         follower = self._followers.get(sequence.request_id)
@@ -96,10 +99,9 @@ class UniversalDrafter(FollowingDrafter[_Follower]):
     def _follower(self, sequence: TokenSequence) -> _Follower:
         follower = self._followers.get(sequence.request_id)
         if follower is None:
-            prompt_ids = encode_prompt(sequence.request.source, self._tokenizer)
-            tokens = self.model.start(prompt_ids, sequence.request.cache_scope)
-            follower = _Follower(tokens, len(prompt_ids))
-            follower.lost = not prompt_ids or max(prompt_ids) >= self.model.vocab_size
+            prompt: DraftPrompt = sequence.preparation.drafts[self.name]
+            tokens = self.model.start(prompt)
+            follower = _Follower(tokens, len(prompt.token_ids), lost=not prompt.is_known)
             self._followers[sequence.request_id] = follower
         return follower
 

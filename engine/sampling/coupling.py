@@ -10,6 +10,18 @@ from engine.sampling.sampler import INVALID, sample_with_certainty
 from engine.sequence import TokenSequence
 
 
+class InvalidDraftLogitsError(ArithmeticError):
+    """A draft model's logits are no numbers.
+
+    Attributes:
+        rows: those concerned.
+    """
+
+    def __init__(self, rows: Sequence[int]) -> None:
+        super().__init__("the draft model computes invalid logits")
+        self.rows = tuple(rows)
+
+
 class CoupledChooser:
     """Chooses draft tokens for a batch of requests.
 
@@ -40,12 +52,13 @@ class CoupledChooser:
             depth: tokens drafted before this one.
 
         Raises:
-            ArithmeticError: logits are no numbers.
+            InvalidDraftLogitsError: logits are no numbers.
         """
         params = [self._params[i] for i in members]
         positions = [self._positions[i] + depth for i in members]
         noise_ids = None if self._noise_ids is None else self._noise_ids.to(logits.device)
         choices = sample_with_certainty(logits, params, positions, noise_ids)
-        if INVALID in choices.token_ids:
-            raise ArithmeticError("the draft model computes invalid logits")
+        invalid = [row for row, token_id in enumerate(choices.token_ids) if token_id == INVALID]
+        if invalid:
+            raise InvalidDraftLogitsError(invalid)
         return choices.token_ids, choices.certainties

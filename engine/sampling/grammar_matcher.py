@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from llguidance import LLMatcher
 
+from engine.sampling.grammar_compiler import readable
 from engine.sampling.grammar_mask import BitMask
 from engine.sequence import TokenSequence
 
@@ -106,11 +107,3 @@ class GrammarMatcher:
     def _why_stuck(self) -> str:
         detail = readable(self._matcher.get_error())
         return f"The grammar allows no further token{': ' if detail else ''}{detail}."
-
-
-def readable(message: str, limit: int = 300) -> str:
-    """The one line of an llguidance message that is meant for people."""
-    lines = [line.strip() for line in message.strip().splitlines()] or [""]
-    cause = next((line for line in lines if line.startswith("error:")), lines[0])
-    cause = cause.removeprefix("error:").strip().rstrip(".:")
-    return cause if len(cause) <= limit else cause[:limit] + "..."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from llguidance import LLTokenizer, TokenizerWrapper
@@ -25,6 +26,23 @@ class GrammarTokenizer(Protocol):
     def eos_ids(self) -> Collection[int]: ...
 
     def encode_continuation(self, text: str) -> list[int] | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTable:
+    """A vocabulary without its tokenizer: enough to compile grammars, but not to force text."""
+
+    pieces: tuple[bytes, ...]
+    special_ids: frozenset[int]
+    eos_ids: frozenset[int]
+    vocab_size: int
+
+    def encode_continuation(self, text: str) -> list[int] | None:
+        return None
+
+    def index(self) -> LLTokenizer:
+        """The vocabulary as a prefix tree; takes up to seconds."""
+        return GrammarVocabulary(self, self.vocab_size).index()
 
 
 class GrammarVocabulary:

@@ -35,6 +35,20 @@ def smallest_kept(logits: torch.Tensor, params: Sequence[SamplingParams]) -> tor
     return floors
 
 
+def likeliest(logits: torch.Tensor, params: SamplingParams, count: int) -> list[list[int]]:
+    """Each row's likeliest tokens, at most `count`, of those that a request may be given.
+
+    Args:
+        logits: float32[N, V], after the processors.
+        params: the request's; its truncation holds at temperature 0 too, as at 1.
+    """
+    scaled = logits if params.greedy else logits / params.temperature
+    values, ids = scaled.topk(min(count, logits.shape[1]), dim=1)
+    floors = smallest_kept(scaled, [params] * len(scaled))
+    kept = (values >= floors[:, None]) & values.isfinite()
+    return [row[is_kept].tolist() for row, is_kept in zip(ids, kept, strict=True)]
+
+
 def _floors(ordered: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
     """Smallest logit that top_k and top_p keep in each row of logits sorted upwards.
 

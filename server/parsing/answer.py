@@ -10,6 +10,7 @@ from engine.request import Prelude, RequestError, RequestOutput
 from server.parsing import hermes, reasoning
 from server.parsing.deltas import Delta, ToolCallStart, ToolParser, text_deltas
 from server.parsing.hermes import HermesParser
+from server.parsing.json_blocks import JsonBlockParser
 from server.parsing.llama_json import LlamaJsonParser
 from server.parsing.reasoning import ReasoningSplitter, ReasoningTokens
 
@@ -121,12 +122,18 @@ class AnswerFormat:
         splitter = None
         if self.thinks:
             splitter = ReasoningSplitter(starts_inside=self.starts_inside_thinking)
-        tools: ToolParser | None = None
-        if self.calls == "hermes":
-            tools = HermesParser(max_calls=self.max_calls)
-        elif self.calls == "llama":
-            tools = LlamaJsonParser(self.tool_names, max_calls=self.max_calls)
-        return AnswerParser(splitter, tools, self.pieces)
+        return AnswerParser(splitter, self._tool_parser(), self.pieces)
+
+    def _tool_parser(self) -> ToolParser | None:
+        names, limit = self.tool_names, self.max_calls
+        match self.calls:
+            case "hermes":
+                hermes_parser = HermesParser(max_calls=limit)
+                return JsonBlockParser(names, hermes_parser, reads_bare=True, max_calls=limit)
+            case "llama":
+                llama_parser = LlamaJsonParser(names, max_calls=limit)
+                return JsonBlockParser(names, llama_parser, reads_bare=False, max_calls=limit)
+        return None
 
 
 def _call_form(template: str) -> CallForm:

@@ -62,10 +62,12 @@ class ChatRenderer:
         prompt_token_ids: tuple[int, ...] | None,
         with_logprobs: bool,
         usage: UsageReport,
+        calls_functions: bool = False,
     ) -> None:
         """
         Args:
             prompt_token_ids: None: no token ids are told.
+            calls_functions: a call is told in the old form, as `function_call`.
         """
         self._head = head
         self._parsers = [answer_format.parser() for _ in range(num_choices)]
@@ -73,6 +75,7 @@ class ChatRenderer:
         self._prompt_token_ids = prompt_token_ids
         self._with_logprobs = with_logprobs
         self._usage = usage
+        self._calls_functions = calls_functions
         self._opened: set[int] = set()
 
     def take(self, index: int, output: RequestOutput) -> ChatPiece:
@@ -80,7 +83,7 @@ class ChatRenderer:
         deltas = tuple(parser.take(output))
         finish_reason: ChatFinishReason | None = api_finish_reason(output)
         if finish_reason == "stop" and parser.num_calls:
-            finish_reason = "tool_calls"
+            finish_reason = "function_call" if self._calls_functions else "tool_calls"
         opens = index not in self._opened
         self._opened.add(index)
         return ChatPiece(
@@ -107,7 +110,7 @@ class ChatRenderer:
             about_tokens = {"logprobs": self._logprobs(piece.logprobs), **self._tokens(piece)}
         # What is told about a piece's tokens goes along with its first delta.
         for delta in piece.deltas or ([TextDelta("")] if about_tokens else []):
-            yield self._chunk(piece.index, _chat_delta(delta), usage, **about_tokens)
+            yield self._chunk(piece.index, self._delta(delta), usage, **about_tokens)
             about_tokens = {}
         if piece.finish_reason is not None:
             yield self._chunk(
@@ -162,7 +165,7 @@ class ChatRenderer:
             raise ValueError(f"choice {last.index} has not finished")
         return ChatChoice(
             index=last.index,
-            message=_message([delta for piece in pieces for delta in piece.deltas]),
+            message=self._message([delta for piece in pieces for delta in piece.deltas]),
             logprobs=self._logprobs([entry for piece in pieces for entry in piece.logprobs]),
             finish_reason=last.finish_reason,
             stop_reason=last.stop_reason,
@@ -188,48 +191,62 @@ class ChatRenderer:
             **self._usage.chunk_fields(usage, self._reasoning_tokens),
         )
 
+    def _delta(self, delta: Delta) -> ChatDelta:
+        match delta:
+            case TextDelta(text):
+                return ChatDelta(content=text)
+            case ReasoningDelta(text):
+                return ChatDelta(reasoning_content=text)
+            case ToolCallStart() | ToolCallArguments() if self._calls_functions:
+                return ChatDelta(function_call=_function_delta(delta))
+            case ToolCallStart() | ToolCallArguments():
+                return ChatDelta(tool_calls=[_tool_call_delta(delta)])
+
+    def _message(self, deltas: Sequence[Delta]) -> AssistantMessage:
+        content = "".join(delta.text for delta in deltas if isinstance(delta, TextDelta))
+        reasoning = "".join(delta.text for delta in deltas if isinstance(delta, ReasoningDelta))
+        functions = _called_functions(deltas)
+        optional: dict[str, Any] = {"reasoning_content": reasoning} if reasoning else {}
+        if functions and self._calls_functions:
+            optional["function_call"] = functions[0]
+        elif functions:
+            optional["tool_calls"] = [
+                ToolCallAnswer(id=new_call_id(), type="function", function=function)
+                for function in functions
+            ]
+        return AssistantMessage(
+            role="assistant",
+            content=content or (None if functions else ""),
+            refusal=None,
+            **optional,
+        )
+
     def _logprobs(self, entries: Sequence[TokenLogprob]) -> ChatLogprobs | None:
         if not self._with_logprobs:
             return None
         return ChatLogprobs(content=[_token_logprob(entry) for entry in entries], refusal=None)
 
 
-def _chat_delta(delta: Delta) -> ChatDelta:
-    match delta:
-        case TextDelta(text):
-            return ChatDelta(content=text)
-        case ReasoningDelta(text):
-            return ChatDelta(reasoning_content=text)
-        case ToolCallStart(index, name):
-            function = FunctionCallDelta(name=name, arguments="")
-            call = ToolCallDelta(index=index, id=new_call_id(), type="function", function=function)
-        case ToolCallArguments(index, text):
-            call = ToolCallDelta(index=index, function=FunctionCallDelta(arguments=text))
-    return ChatDelta(tool_calls=[call])
+def _tool_call_delta(delta: ToolCallStart | ToolCallArguments) -> ToolCallDelta:
+    function = _function_delta(delta)
+    if isinstance(delta, ToolCallArguments):
+        return ToolCallDelta(index=delta.index, function=function)
+    return ToolCallDelta(index=delta.index, id=new_call_id(), type="function", function=function)
 
 
-def _message(deltas: Sequence[Delta]) -> AssistantMessage:
-    content = "".join(delta.text for delta in deltas if isinstance(delta, TextDelta))
-    reasoning = "".join(delta.text for delta in deltas if isinstance(delta, ReasoningDelta))
+def _function_delta(delta: ToolCallStart | ToolCallArguments) -> FunctionCallDelta:
+    if isinstance(delta, ToolCallArguments):
+        return FunctionCallDelta(arguments=delta.text)
+    return FunctionCallDelta(name=delta.name, arguments="")
+
+
+def _called_functions(deltas: Sequence[Delta]) -> list[FunctionCall]:
     names = {delta.index: delta.name for delta in deltas if isinstance(delta, ToolCallStart)}
     arguments = dict.fromkeys(names, "")
     for delta in deltas:
         if isinstance(delta, ToolCallArguments):
             arguments[delta.index] += delta.text
-    calls = [
-        ToolCallAnswer(
-            id=new_call_id(),
-            type="function",
-            function=FunctionCall(name=name, arguments=arguments[index]),
-        )
-        for index, name in names.items()
-    ]
-    optional: dict[str, Any] = {"reasoning_content": reasoning} if reasoning else {}
-    if calls:
-        optional["tool_calls"] = calls
-    return AssistantMessage(
-        role="assistant", content=content or (None if calls else ""), refusal=None, **optional
-    )
+    return [FunctionCall(name=name, arguments=arguments[index]) for index, name in names.items()]
 
 
 def new_call_id() -> str:

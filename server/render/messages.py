@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from engine.request import FinishReason, RequestError, RequestOutput, Usage
-from server.conversation import parsed_arguments
+from engine.request import FinishReason, RequestOutput, Usage
+from server.conversation import call_arguments
 from server.errors import ApiError, anthropic_error
 from server.parsing.answer import AnswerParser
 from server.render.blocks import (
@@ -138,16 +137,12 @@ def _answer_block(block: Block, text: str) -> AnswerBlock:
             return ThinkingAnswer(type="thinking", thinking=text, signature="")
         case BlockKind.CALL:
             return ToolUseAnswer(
-                type="tool_use", id=f"toolu_{block.key[:24]}", name=block.name, input=_input(text)
+                type="tool_use",
+                id=f"toolu_{block.key[:24]}",
+                name=block.name,
+                # The token limit may have cut the arguments off.
+                input=call_arguments(text) or {},
             )
-
-
-def _input(arguments: str) -> dict[str, Any]:
-    """Empty for arguments that are no JSON object: the token limit may have cut them off."""
-    try:
-        return parsed_arguments(arguments, "input")
-    except RequestError:
-        return {}
 
 
 def _delta(block: Block, text: str) -> TextDelta | ThinkingDelta | InputJsonDelta:

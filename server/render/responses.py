@@ -35,6 +35,7 @@ from server.schemas.responses import (
     ReasoningItem,
     ReasoningPart,
     ResponseBody,
+    ResponseFailure,
     ResponseUsage,
     StateEvent,
     StreamEvent,
@@ -108,16 +109,23 @@ class ResponsesRenderer:
         return self._final(usage)
 
     def failure(self, error: ApiError) -> Iterable[StreamEvent]:
+        """Clients wait for one or the other."""
+        self._ends_early = True
+        failure = ResponseFailure(code=error.code or "server_error", message=error.message)
+        failed = self._body("failed", self._items(), None).model_copy(update={"error": failure})
+        yield StateEvent(**self._named("response.failed"), response=failed)
         yield ErrorEvent(
             **self._named("error"), code=error.code, message=error.message, param=error.param
         )
 
     def _final(self, usage: Usage) -> ResponseBody:
-        blocks = self._tracker.blocks
-        items = [_item(block, self._final_status(block)) for block in blocks]
-        body = self._body("incomplete" if self._ends_early else "completed", items, usage)
-        self._on_done(body, blocks)
+        status = "incomplete" if self._ends_early else "completed"
+        body = self._body(status, self._items(), usage)
+        self._on_done(body, self._tracker.blocks)
         return body
+
+    def _items(self) -> list[OutputItem]:
+        return [_item(block, self._final_status(block)) for block in self._tracker.blocks]
 
     def _final_status(self, block: Block) -> ItemStatus:
         is_last = block is self._tracker.blocks[-1]

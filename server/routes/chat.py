@@ -9,17 +9,18 @@ from fastapi import APIRouter, Request, Response
 from engine.request import RequestError
 from server.answer import answer
 from server.context import Context, ServerContext
-from server.conversation import active_tools, chat_options, template_messages
+from server.conversation import chat_options, select_tools, template_messages
 from server.disconnect import run_until_disconnect
 from server.errors import in_api_terms
 from server.generation import Generation
 from server.json_route import JsonRoute
+from server.old_functions import PARAMS, in_new_form, tools_and_choice, uses_old_form
 from server.openapi import whole_or_streamed
 from server.render.chat import ChatRenderer
 from server.sampling import check_logprobs, num_choices, usage_report
 from server.schemas.chat import ChatCompletion, ChatRequest
 from server.structured import forced_call
-from server.turn import prepare_turn
+from server.turn import Turn, prepare_turn
 from server.unsupported import UNSUPPORTED_CHAT, UNSUPPORTED_MESSAGE, refuse_unsupported
 
 router = APIRouter(route_class=JsonRoute, tags=["OpenAI"])
@@ -38,32 +39,19 @@ async def _complete_chat(body: ChatRequest, context: ServerContext) -> Response:
     _check(body, context)
     n = num_choices(body, context.config.limits)
     usage = usage_report(body)
-    turn = await prepare_turn(
-        context,
-        template_messages(body.messages),
-        chat_options(
-            body.messages,
-            active_tools(body.tools, body.tool_choice),
-            add_generation_prompt=body.add_generation_prompt,
-            continue_final_message=body.continue_final_message,
-            args=body.chat_template_kwargs,
-        ),
-        body,
-        max_tokens=body.max_completion_tokens or body.max_tokens,
-        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        max_calls=1 if body.parallel_tool_calls is False else None,
-        forced=forced_call(body.tool_choice),
-    )
     response_id = f"chatcmpl-{uuid.uuid4().hex}"
-    renderer = ChatRenderer(
-        context.response_head(response_id),
-        num_choices=n,
-        answer_format=turn.answer_format,
-        prompt_token_ids=turn.prompt.token_ids if body.return_token_ids else None,
-        with_logprobs=bool(body.logprobs),
-        usage=usage,
-    )
+    is_old = uses_old_form(body)
     try:
+        turn = await _prepare(body, context, is_old=is_old)
+        renderer = ChatRenderer(
+            context.response_head(response_id, body.model),
+            num_choices=n,
+            answer_format=turn.answer_format,
+            prompt_token_ids=turn.prompt.token_ids if body.return_token_ids else None,
+            with_logprobs=bool(body.logprobs),
+            usage=usage,
+            calls_functions=is_old,
+        )
         generation = Generation.submit(
             context.engine,
             [turn.prompt],
@@ -72,11 +60,33 @@ async def _complete_chat(body: ChatRequest, context: ServerContext) -> Response:
             ticket=context.ticket,
         )
     except RequestError as error:
-        names = {"prompt": "messages"}
+        names = {"prompt": "messages", **(PARAMS if is_old else {})}
         if body.max_completion_tokens is not None:
             names["max_tokens"] = "max_completion_tokens"
         raise in_api_terms(error, names) from error
     return await answer(generation, renderer, stream=bool(body.stream))
+
+
+async def _prepare(body: ChatRequest, context: ServerContext, *, is_old: bool) -> Turn:
+    selection = select_tools(*tools_and_choice(body))
+    one_call = is_old or body.parallel_tool_calls is False
+    return await prepare_turn(
+        context,
+        template_messages(in_new_form(body.messages)),
+        chat_options(
+            body.messages,
+            selection.tools,
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=body.continue_final_message,
+            args=body.chat_template_kwargs,
+            reasoning_effort=body.reasoning_effort,
+        ),
+        body,
+        max_tokens=body.max_completion_tokens or body.max_tokens,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        max_calls=1 if one_call else None,
+        forced=forced_call(selection.choice),
+    )
 
 
 def _check(body: ChatRequest, context: ServerContext) -> None:
@@ -84,7 +94,7 @@ def _check(body: ChatRequest, context: ServerContext) -> None:
     for number, message in enumerate(body.messages):
         refuse_unsupported(message.model_extra, UNSUPPORTED_MESSAGE, prefix=f"messages.{number}.")
     if body.top_logprobs is not None:
-        if not body.logprobs:
+        if body.top_logprobs and not body.logprobs:
             raise RequestError(
                 "'top_logprobs' is only allowed when 'logprobs' is true.", param="top_logprobs"
             )

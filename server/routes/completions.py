@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from typing import cast
 
@@ -56,7 +55,7 @@ async def _complete(body: CompletionRequest, context: ServerContext) -> Response
     response_id = f"cmpl-{uuid.uuid4().hex}"
     candidates = [prompt for prompt in prompts for _ in range(num_candidates)]
     renderer = CompletionRenderer(
-        context.response_head(response_id),
+        context.response_head(response_id, body.model),
         echoes=[_echo(prompt, body, context) for prompt in candidates],
         prompt_token_ids=[prompt.token_ids for prompt in candidates]
         if body.return_token_ids
@@ -131,7 +130,7 @@ async def _prepare(
             raise RequestError(
                 f"Prompt token ids must lie between 0 and {num_known - 1}.", param="prompt"
             )
-        text, token_ids = await asyncio.to_thread(engine.tokenizer.decode, prompt), prompt
+        text, token_ids = await engine.decode(prompt), prompt
     max_tokens = body.max_tokens
     if max_tokens is None:
         max_tokens = max(1, min(DEFAULT_MAX_TOKENS, engine.limits.max_context - len(token_ids)))
@@ -143,7 +142,8 @@ async def _prepare(
         logprobs=0 if ranks and body.logprobs is None else body.logprobs,
         prompt_logprobs=body.logprobs if body.echo else None,
     )
-    return PreparedPrompt(
+    return await PreparedPrompt.make(
+        engine,
         tuple(token_ids),
         TextPrompt(text),
         params,

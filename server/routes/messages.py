@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 
 from engine.request import RequestError
 from server.answer import answer, json_response
-from server.anthropic import chat_options, chat_tool_choice, conversation
+from server.anthropic import chat_options, conversation, response_format, tool_selection
 from server.context import Context, ServerContext
 from server.disconnect import run_until_disconnect
 from server.errors import in_api_terms
@@ -22,6 +22,7 @@ from server.schemas.messages import (
     CountTokensRequest,
     MessageBody,
     MessagesRequest,
+    RedactedThinkingBlock,
     ThinkingBlock,
     TokenCount,
     ToolResultBlock,
@@ -35,8 +36,21 @@ from server.unsupported import UNSUPPORTED_MESSAGES, refuse_unsupported
 router = APIRouter(route_class=JsonRoute, tags=["Anthropic"])
 errors: dict[int | str, dict[str, Any]] = {"4XX": {"model": AnthropicError}}
 
-_PARAMS = {"prompt": "messages", "stop": "stop_sequences"}
+_PARAMS = {
+    "prompt": "messages",
+    "stop": "stop_sequences",
+    "response_format.json_schema.schema": "output_config.format.schema",
+}
 """The engine's names of fields that are called otherwise here."""
+
+_OLDER_PARAMS = {"response_format.json_schema.schema": "output_format.schema"}
+
+_MISPLACED = {
+    "assistant": (ToolResultBlock,),
+    "user": (ToolUseBlock, ThinkingBlock, RedactedThinkingBlock),
+    "system": (ToolUseBlock, ToolResultBlock, ThinkingBlock, RedactedThinkingBlock),
+}
+"""Blocks by the roles in whose messages they can't stand."""
 
 
 @router.post(
@@ -57,7 +71,8 @@ async def create_message(body: MessagesRequest, request: Request, context: Conte
 )
 async def count_tokens(body: CountTokensRequest, context: Context) -> Response:
     _check(body, context)
-    token_ids = await encode_turn(context, conversation(body), chat_options(body))
+    options = chat_options(body, tool_selection(body))
+    token_ids = await encode_turn(context, conversation(body), options)
     return json_response(TokenCount(input_tokens=len(token_ids)))
 
 
@@ -74,8 +89,10 @@ async def _answer(body: MessagesRequest, context: ServerContext) -> Response:
             ticket=context.ticket,
         )
     except RequestError as error:
-        raise in_api_terms(error, _PARAMS) from error
-    renderer = MessagesRenderer(context.response_head(response_id), turn.answer_format.parser())
+        names = _PARAMS if body.output_format is None else {**_PARAMS, **_OLDER_PARAMS}
+        raise in_api_terms(error, names) from error
+    head = context.response_head(response_id, body.model)
+    renderer = MessagesRenderer(head, turn.answer_format.parser())
     return await answer(generation, renderer, stream=bool(body.stream))
 
 
@@ -86,17 +103,19 @@ async def _prepare(body: MessagesRequest, context: ServerContext) -> Turn:
         top_k=body.top_k,
         top_p=body.top_p,
         stop=body.stop_sequences,
+        response_format=response_format(body),
     )
+    selection = tool_selection(body)
     one_call = body.tool_choice is not None and bool(body.tool_choice.disable_parallel_tool_use)
     return await prepare_turn(
         context,
         conversation(body),
-        chat_options(body),
+        chat_options(body, selection),
         fields,
         max_tokens=body.max_tokens,
         logprobs=None,
         max_calls=1 if one_call else None,
-        forced=forced_call(chat_tool_choice(body.tool_choice)),
+        forced=forced_call(selection.choice),
     )
 
 
@@ -106,9 +125,8 @@ def _check(body: CountTokensRequest, context: ServerContext) -> None:
     for number, message in enumerate(body.messages):
         if isinstance(message.content, str):
             continue
-        misplaced = ToolResultBlock if message.role == "assistant" else ToolUseBlock | ThinkingBlock
         for position, block in enumerate(message.content):
-            if isinstance(block, misplaced):
+            if isinstance(block, _MISPLACED[message.role]):
                 param = f"messages.{number}.content.{position}"
                 raise RequestError(
                     f"'{param}': a {block.type} block can't stand in a message of the "

@@ -1,4 +1,4 @@
-"""GET /v1/models and /v1/models/{id}."""
+"""GET /v1/models and /v1/models/{id}: the one model under each of its names."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ errors: dict[int | str, dict[str, Any]] = {"4XX": {"model": ErrorBody}}
     responses={200: {"model": ModelList}, **errors},
 )
 async def list_models(context: Context) -> Response:
-    return json_response(ModelList(object="list", data=[_model(context.engine.card)]))
+    card = context.engine.card
+    models = [_model(card, name) for name in context.model_names]
+    return json_response(ModelList(object="list", data=models))
 
 
 # Names that come from a hub hold a slash.
@@ -35,12 +37,12 @@ async def list_models(context: Context) -> Response:
 )
 async def get_model(model: str, context: Context) -> Response:
     context.require_model(model)
-    return json_response(_model(context.engine.card))
+    return json_response(_model(context.engine.card, model))
 
 
-def _model(card: ModelCard) -> Model:
+def _model(card: ModelCard, name: str) -> Model:
     return Model(
-        id=card.name,
+        id=name,
         object="model",
         created=card.created,
         owned_by="slipstream",

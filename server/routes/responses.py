@@ -11,11 +11,24 @@ from fastapi import APIRouter, Request, Response
 from engine.request import ChatOptions, RequestError
 from server.answer import answer, json_response
 from server.context import Context, ServerContext
-from server.conversation import Message, active_tools, template_args, template_tools
+from server.conversation import (
+    Message,
+    effort_args,
+    select_tools,
+    template_args,
+    template_tools,
+)
 from server.disconnect import run_until_disconnect
 from server.errors import ApiError, in_api_terms
 from server.generation import Generation
-from server.items import MessageBuilder, add_answer, add_input, chat_tool_choice, chat_tools
+from server.items import (
+    MessageBuilder,
+    add_answer,
+    add_input,
+    chat_tool_choice,
+    chat_tools,
+    with_instructions,
+)
 from server.json_route import JsonRoute
 from server.openapi import whole_or_streamed
 from server.render.blocks import Block
@@ -24,11 +37,17 @@ from server.response_store import StoredResponse
 from server.schemas.common import ErrorBody
 from server.schemas.responses import (
     DeletedResponse,
+    FlatSchemaFormat,
+    FunctionTool,
     ResponseBody,
     ResponsesRequest,
 )
+from server.schemas.sampling import SamplingFields
+from server.schemas.structured import JsonSchemaFormat, ResponseFormat
 from server.structured import forced_call
+from server.truncation import without_oldest_turns
 from server.turn import Turn, prepare_turn
+from server.unserved_tools import served_tools
 from server.unsupported import UNSUPPORTED_RESPONSES, refuse_unsupported
 
 router = APIRouter(route_class=JsonRoute, tags=["OpenAI"])
@@ -38,6 +57,24 @@ found: dict[int | str, dict[str, Any]] = {200: {"model": ResponseBody}, **errors
 
 _PARAMS = {"prompt": "input", "messages": "input", "max_tokens": "max_output_tokens"}
 """The engine's names of fields that are called otherwise here."""
+
+_FORMAT_PARAMS = {
+    "response_format": "text.format",
+    "response_format.json_schema.schema": "text.format.schema",
+}
+
+_INCLUDABLE = frozenset(
+    {
+        "code_interpreter_call.outputs",
+        "computer_call_output.output.image_url",
+        "file_search_call.results",
+        "message.input_image.image_url",
+        "reasoning.encrypted_content",
+        "web_search_call.action.sources",
+        "web_search_call.results",
+    }
+)
+"""Reasoning comes in clear in any case; the rest belongs to items that no answer has."""
 
 
 @router.post(
@@ -74,22 +111,19 @@ async def delete_response(response_id: str, context: Context) -> Response:
 
 async def _respond(body: ResponsesRequest, context: ServerContext) -> Response:
     context.require_model(body.model)
-    refuse_unsupported(body.model_extra, UNSUPPORTED_RESPONSES)
-    if body.n not in (None, 1):
-        raise RequestError("A response has one answer: 'n' must be 1.", param="n")
+    _check(body)
+    tools = served_tools(body.tools)
     conversation = MessageBuilder()
     if body.previous_response_id is not None:
         previous = _stored(body.previous_response_id, context, "previous_response_id")
         conversation = MessageBuilder(previous.messages)
     add_input(conversation, body)
-    messages = tuple(conversation.messages)
-    if body.instructions is not None:
-        messages = ({"role": "system", "content": body.instructions}, *messages)
+    messages = with_instructions(body.instructions, conversation.messages)
     response_id = f"resp_{uuid.uuid4().hex}"
     try:
-        turn = await _prepare(body, messages, context)
+        turn = await _prepare(body, tools, messages, context)
         renderer = ResponsesRenderer(
-            _settings(body, turn, response_id, context),
+            _settings(body, tools, turn, response_id, context),
             turn.answer_format.parser(),
             _keep(body, response_id, conversation, context),
         )
@@ -102,37 +136,81 @@ async def _respond(body: ResponsesRequest, context: ServerContext) -> Response:
             ticket=context.ticket,
         )
     except RequestError as error:
-        raise in_api_terms(error, _PARAMS) from error
+        has_format = body.text is not None and body.text.format is not None
+        names = {**_PARAMS, **(_FORMAT_PARAMS if has_format else {})}
+        raise in_api_terms(error, names) from error
     return await answer(generation, renderer, stream=bool(body.stream))
 
 
+def _check(body: ResponsesRequest) -> None:
+    refuse_unsupported(body.model_extra, UNSUPPORTED_RESPONSES)
+    if body.n not in (None, 1):
+        raise RequestError("A response has one answer: 'n' must be 1.", param="n")
+    for wanted in body.include or ():
+        if wanted not in _INCLUDABLE:
+            raise RequestError(
+                f"'include' asks for {wanted[:64]!r}, which this server does not tell.",
+                param="include",
+                code="unsupported_parameter",
+            )
+    if body.response_format is not None and body.text is not None and body.text.format is not None:
+        raise RequestError(
+            "'text.format' and 'response_format' both shape the output; set only one of them.",
+            param="response_format",
+        )
+
+
 async def _prepare(
-    body: ResponsesRequest, messages: tuple[Message, ...], context: ServerContext
+    body: ResponsesRequest,
+    tools: Sequence[FunctionTool],
+    messages: tuple[Message, ...],
+    context: ServerContext,
 ) -> Turn:
-    choice = chat_tool_choice(body.tool_choice)
-    tools = active_tools(chat_tools(body.tools), choice)
-    args = template_args(body.chat_template_kwargs)
+    selection = select_tools(chat_tools(tools), chat_tool_choice(body.tool_choice))
     effort = body.reasoning.effort if body.reasoning else None
-    if effort is not None:
-        args = {"enable_thinking": effort != "none", "reasoning_effort": effort, **args}
+    args = {**effort_args(effort), **template_args(body.chat_template_kwargs)}
+    options = ChatOptions(tools=template_tools(selection.tools), template_args=args)
+    fields = _sampling_fields(body)
+
+    if body.truncation == "auto":
+        messages = await without_oldest_turns(context, messages, options, body.max_output_tokens)
     return await prepare_turn(
         context,
         messages,
-        ChatOptions(tools=template_tools(tools), template_args=args),
-        body,
+        options,
+        fields,
         max_tokens=body.max_output_tokens,
         logprobs=None,
         max_calls=1 if body.parallel_tool_calls is False else None,
-        forced=forced_call(choice),
+        forced=forced_call(selection.choice),
     )
 
 
+def _sampling_fields(body: ResponsesRequest) -> SamplingFields:
+    """The request's, with its format where the chat API has it."""
+    if body.text is None or body.text.format is None:
+        return body
+    chosen: ResponseFormat
+    if isinstance(body.text.format, FlatSchemaFormat):
+        chosen = JsonSchemaFormat(type="json_schema", json_schema=body.text.format)
+    else:
+        chosen = body.text.format
+    return body.model_copy(update={"response_format": chosen})
+
+
 def _settings(
-    body: ResponsesRequest, turn: Turn, response_id: str, context: ServerContext
+    body: ResponsesRequest,
+    tools: Sequence[FunctionTool],
+    turn: Turn,
+    response_id: str,
+    context: ServerContext,
 ) -> dict[str, Any]:
-    head = context.response_head(response_id)
+    head = context.response_head(response_id, body.model)
     params = turn.prompt.params
     choice = body.tool_choice or "auto"
+    text = {"format": {"type": "text"}}
+    if body.text is not None:
+        text |= body.text.model_dump(by_alias=True, exclude_none=True)
     return {
         "id": response_id,
         "created_at": head["created"],
@@ -146,11 +224,11 @@ def _settings(
         "reasoning": {"effort": body.reasoning.effort if body.reasoning else None, "summary": None},
         "store": body.store is not False,
         "temperature": params.temperature,
-        "text": {"format": {"type": "text"}},
+        "text": text,
         "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
-        "tools": [tool.model_dump() for tool in body.tools or ()],
+        "tools": [tool.model_dump() for tool in tools],
         "top_p": params.top_p,
-        "truncation": "disabled",
+        "truncation": body.truncation or "disabled",
         "user": body.user,
     }
 
@@ -166,7 +244,7 @@ def _keep(
     def keep(final: ResponseBody, blocks: Sequence[Block]) -> None:
         if body.store is not False:
             add_answer(conversation, blocks)
-            stored = StoredResponse(final.to_json(), tuple(conversation.messages))
+            stored = StoredResponse(final.to_json().encode(), tuple(conversation.messages))
             context.responses.put(context.ticket.client, response_id, stored)
 
     return keep

@@ -12,6 +12,7 @@ from server.answer import json_response
 from server.context import Context, ServerContext
 from server.conversation import chat_options, template_messages
 from server.json_route import JsonRoute
+from server.old_functions import in_new_form
 from server.render.tokens import token_text
 from server.schemas.common import ErrorBody
 from server.schemas.tokenize import (
@@ -78,7 +79,7 @@ async def _token_ids(body: TokenizeRequest, context: ServerContext) -> list[int]
         continue_final_message=body.continue_final_message,
         args=body.chat_template_kwargs,
     )
-    return list(await encode_turn(context, template_messages(messages), options))
+    return list(await encode_turn(context, template_messages(in_new_form(messages)), options))
 
 
 def _require_model(name: str | None, context: ServerContext) -> None:

@@ -4,29 +4,65 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import FailFast, Field
+from pydantic import Discriminator, FailFast, Field, Tag
 from typing_extensions import TypeAliasType
 
-from server.schemas.common import CompletionUsage, RequestModel, ResponseModel
+from server.schemas.common import (
+    CompletionUsage,
+    ReasoningEffort,
+    RequestModel,
+    ResponseModel,
+    Verbosity,
+)
 from server.schemas.content import TextContent
 from server.schemas.sampling import SamplingFields
-from server.schemas.tools import ToolCallAnswer, ToolCallDelta, ToolCalls, ToolChoice, Tools
+from server.schemas.tools import (
+    CalledFunction,
+    FunctionCall,
+    FunctionCallDelta,
+    FunctionSpec,
+    NamedFunction,
+    ToolCallAnswer,
+    ToolCallDelta,
+    ToolCalls,
+    ToolChoice,
+    Tools,
+)
 
-ChatFinishReason = Literal["stop", "length", "tool_calls"]
+ChatFinishReason = Literal["stop", "length", "tool_calls", "function_call"]
 
 
 class ChatMessage(RequestModel):
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: TextContent | None = None
     name: str | None = None
     reasoning_content: str | None = None
+    refusal: str | None = None
     tool_calls: ToolCalls | None = None
     tool_call_id: str | None = None
+    function_call: CalledFunction | None = None
 
 
 ChatMessages = TypeAliasType(
     "ChatMessages", Annotated[list[ChatMessage], FailFast(), Field(min_length=1)]
 )
+
+
+Functions = TypeAliasType("Functions", Annotated[list[FunctionSpec], FailFast()])
+
+
+def _function_choice_kind(value: Any) -> str | None:
+    return "<mode>" if isinstance(value, str) else "<named>" if isinstance(value, dict) else None
+
+
+FunctionChoice = Annotated[
+    Annotated[Literal["none", "auto"], Tag("<mode>")] | Annotated[NamedFunction, Tag("<named>")],
+    Discriminator(
+        _function_choice_kind,
+        custom_error_type="function_choice_type",
+        custom_error_message="Input should be 'none', 'auto' or name a function",
+    ),
+]
 
 
 class ChatRequest(SamplingFields):
@@ -38,6 +74,12 @@ class ChatRequest(SamplingFields):
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    functions: Functions | None = Field(None, description="the old form of `tools`")
+    function_call: FunctionChoice | None = Field(None, description="and of `tool_choice`")
+    reasoning_effort: ReasoningEffort | None = Field(
+        None, description="switches the thinking of templates that can"
+    )
+    verbosity: Verbosity | None = Field(None, description="accepted; no template has a switch")
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -67,6 +109,7 @@ class AssistantMessage(ResponseModel):
     refusal: None
     reasoning_content: str | None = None
     tool_calls: list[ToolCallAnswer] | None = None
+    function_call: FunctionCall | None = None
 
 
 class ChatChoice(ResponseModel):
@@ -95,6 +138,7 @@ class ChatDelta(ResponseModel):
     refusal: None = None
     reasoning_content: str | None = None
     tool_calls: list[ToolCallDelta] | None = None
+    function_call: FunctionCallDelta | None = None
 
 
 class ChatChunkChoice(ResponseModel):

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict
+
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+Verbosity = Literal["low", "medium", "high"]
 
 
 class RequestModel(BaseModel):
     """A request body: no coercion of types; unknown fields are kept aside in `model_extra`."""
 
     model_config = ConfigDict(strict=True, extra="allow", frozen=True, protected_namespaces=())
+
+
+class UnservedTool(RequestModel):
+    """A tool of a type that the server lacks."""
+
+    type: str
 
 
 class ResponseModel(BaseModel):

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, FailFast, Field, Tag
+from pydantic import BeforeValidator, Discriminator, FailFast, Field, Tag
 from typing_extensions import TypeAliasType
 
-from server.schemas.common import NamedEvent, RequestModel, ResponseModel
+from server.schemas.common import (
+    NamedEvent,
+    ReasoningEffort,
+    RequestModel,
+    ResponseModel,
+    UnservedTool,
+)
+from server.schemas.content import refuse_media
 from server.schemas.sampling import StopText
 from server.schemas.tools import FunctionName
 
@@ -22,6 +29,12 @@ class ThinkingBlock(RequestModel):
     thinking: str
 
 
+class RedactedThinkingBlock(RequestModel):
+    """What only the server that wrote it can read."""
+
+    type: Literal["redacted_thinking"]
+
+
 class ToolUseBlock(RequestModel):
     type: Literal["tool_use"]
     id: str
@@ -29,7 +42,10 @@ class ToolUseBlock(RequestModel):
     input: dict[str, Any]
 
 
-TextBlocks = TypeAliasType("TextBlocks", Annotated[list[TextBlock], FailFast()])
+TextBlocks = TypeAliasType(
+    "TextBlocks",
+    Annotated[list[Annotated[TextBlock, BeforeValidator(refuse_media)]], FailFast()],
+)
 
 
 def _text_kind(value: Any) -> str | None:
@@ -53,7 +69,7 @@ class ToolResultBlock(RequestModel):
     is_error: bool | None = None
 
 
-_BLOCK_KINDS = ("text", "thinking", "tool_use", "tool_result")
+_BLOCK_KINDS = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result")
 
 
 def _block_kind(value: Any) -> str | None:
@@ -64,6 +80,7 @@ def _block_kind(value: Any) -> str | None:
 InputBlock = Annotated[
     Annotated[TextBlock, Tag("<text>")]
     | Annotated[ThinkingBlock, Tag("<thinking>")]
+    | Annotated[RedactedThinkingBlock, Tag("<redacted_thinking>")]
     | Annotated[ToolUseBlock, Tag("<tool_use>")]
     | Annotated[ToolResultBlock, Tag("<tool_result>")],
     Discriminator(
@@ -73,7 +90,10 @@ InputBlock = Annotated[
     ),
 ]
 InputBlocks = TypeAliasType(
-    "InputBlocks", Annotated[list[InputBlock], FailFast(), Field(min_length=1)]
+    "InputBlocks",
+    Annotated[
+        list[Annotated[InputBlock, BeforeValidator(refuse_media)]], FailFast(), Field(min_length=1)
+    ],
 )
 
 MessageContent = Annotated[
@@ -87,7 +107,7 @@ MessageContent = Annotated[
 
 
 class InputMessage(RequestModel):
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "system"]
     content: MessageContent
 
 
@@ -103,7 +123,22 @@ class AnthropicTool(RequestModel):
     input_schema: dict[str, Any]
 
 
-AnthropicTools = TypeAliasType("AnthropicTools", Annotated[list[AnthropicTool], FailFast()])
+def _tool_kind(value: Any) -> str | None:
+    kind = value.get("type", "custom") if isinstance(value, dict) else 0
+    if kind is None or kind == "custom":
+        return "<custom>"
+    return "<unserved>" if isinstance(kind, str) else None
+
+
+MessagesTool = Annotated[
+    Annotated[AnthropicTool, Tag("<custom>")] | Annotated[UnservedTool, Tag("<unserved>")],
+    Discriminator(
+        _tool_kind,
+        custom_error_type="tool_type",
+        custom_error_message="Input should be a tool",
+    ),
+]
+MessagesTools = TypeAliasType("MessagesTools", Annotated[list[MessagesTool], FailFast()])
 
 
 class AnthropicToolChoice(RequestModel):
@@ -117,13 +152,27 @@ class Thinking(RequestModel):
     budget_tokens: int | None = Field(None, ge=1)
 
 
+class SchemaOutput(RequestModel):
+    type: Literal["json_schema"]
+    json_schema: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(RequestModel):
+    format: SchemaOutput | None = None
+    effort: ReasoningEffort | None = None
+
+
 class CountTokensRequest(RequestModel):
     model: str
     messages: InputMessages
     system: BlockText | None = None
-    tools: AnthropicTools | None = None
+    tools: MessagesTools | None = None
     tool_choice: AnthropicToolChoice | None = None
     thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    output_format: SchemaOutput | None = Field(
+        None, description="the older name of `output_config.format`"
+    )
 
 
 StopSequences = TypeAliasType("StopSequences", Annotated[list[StopText], FailFast()])

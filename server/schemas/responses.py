@@ -7,101 +7,18 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, FailFast, Field, Tag
 from typing_extensions import TypeAliasType
 
-from server.schemas.common import NamedEvent, RequestModel, ResponseModel
-from server.schemas.sampling import SamplingFields
-from server.schemas.tools import FunctionName
-
-
-class InputText(RequestModel):
-    type: Literal["input_text", "output_text", "text"]
-    text: str
-
-
-InputTexts = TypeAliasType("InputTexts", Annotated[list[InputText], FailFast()])
-
-
-def _content_kind(value: Any) -> str | None:
-    return "<text>" if isinstance(value, str) else "<parts>" if isinstance(value, list) else None
-
-
-ItemContent = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[InputTexts, Tag("<parts>")],
-    Discriminator(
-        _content_kind,
-        custom_error_type="content_type",
-        custom_error_message="Input should be a string or a list of text parts",
-    ),
-]
-
-
-class InputMessage(RequestModel):
-    type: Literal["message"] = "message"
-    role: Literal["system", "developer", "user", "assistant"]
-    content: ItemContent
-
-
-class InputCall(RequestModel):
-    type: Literal["function_call"]
-    call_id: str
-    name: FunctionName
-    arguments: str
-
-
-class InputCallOutput(RequestModel):
-    type: Literal["function_call_output"]
-    call_id: str
-    output: ItemContent
-
-
-class ReasoningText(RequestModel):
-    type: Literal["reasoning_text"]
-    text: str
-
-
-ReasoningTexts = TypeAliasType("ReasoningTexts", Annotated[list[ReasoningText], FailFast()])
-
-
-class InputReasoning(RequestModel):
-    type: Literal["reasoning"]
-    content: ReasoningTexts | None = None
-
-
-_ITEM_KINDS = ("message", "function_call", "function_call_output", "reasoning")
-
-
-def _item_kind(value: Any) -> str | None:
-    kind = value.get("type", "message") if isinstance(value, dict) else None
-    return f"<{kind}>" if kind in _ITEM_KINDS else None
-
-
-InputItem = Annotated[
-    Annotated[InputMessage, Tag("<message>")]
-    | Annotated[InputCall, Tag("<function_call>")]
-    | Annotated[InputCallOutput, Tag("<function_call_output>")]
-    | Annotated[InputReasoning, Tag("<reasoning>")],
-    Discriminator(
-        _item_kind,
-        custom_error_type="item_type",
-        custom_error_message=f"Input should be an item of type {', '.join(_ITEM_KINDS)}",
-    ),
-]
-InputItems = TypeAliasType(
-    "InputItems", Annotated[list[InputItem], FailFast(), Field(min_length=1)]
+from server.schemas.common import (
+    NamedEvent,
+    ReasoningEffort,
+    RequestModel,
+    ResponseModel,
+    UnservedTool,
+    Verbosity,
 )
-
-
-def _input_kind(value: Any) -> str | None:
-    return "<text>" if isinstance(value, str) else "<items>" if isinstance(value, list) else None
-
-
-ResponseInput = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[InputItems, Tag("<items>")],
-    Discriminator(
-        _input_kind,
-        custom_error_type="input_type",
-        custom_error_message="Input should be a string or a list of items",
-    ),
-]
+from server.schemas.response_items import ResponseInput
+from server.schemas.sampling import SamplingFields
+from server.schemas.structured import JsonObjectFormat, NamedSchema, TextFormat
+from server.schemas.tools import FunctionName
 
 
 class FunctionTool(RequestModel):
@@ -112,7 +29,22 @@ class FunctionTool(RequestModel):
     strict: bool | None = None
 
 
-FunctionTools = TypeAliasType("FunctionTools", Annotated[list[FunctionTool], FailFast()])
+def _tool_kind(value: Any) -> str | None:
+    kind = value.get("type") if isinstance(value, dict) else None
+    if not isinstance(kind, str):
+        return None
+    return "<function>" if kind == "function" else "<unserved>"
+
+
+ResponseTool = Annotated[
+    Annotated[FunctionTool, Tag("<function>")] | Annotated[UnservedTool, Tag("<unserved>")],
+    Discriminator(
+        _tool_kind,
+        custom_error_type="tool_type",
+        custom_error_message="Input should be a tool with a type",
+    ),
+]
+ResponseTools = TypeAliasType("ResponseTools", Annotated[list[ResponseTool], FailFast()])
 
 
 class NamedTool(RequestModel):
@@ -120,15 +52,26 @@ class NamedTool(RequestModel):
     name: FunctionName
 
 
+class AllowedResponseTools(RequestModel):
+    """Narrows the tools of the request down."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: list[NamedTool]
+
+
 def _choice_kind(value: Any) -> str | None:
     if isinstance(value, str):
         return "<mode>"
-    return "<named>" if isinstance(value, dict) else None
+    if not isinstance(value, dict):
+        return None
+    return "<allowed>" if value.get("type") == "allowed_tools" else "<named>"
 
 
 ResponseToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("<mode>")]
-    | Annotated[NamedTool, Tag("<named>")],
+    | Annotated[NamedTool, Tag("<named>")]
+    | Annotated[AllowedResponseTools, Tag("<allowed>")],
     Discriminator(
         _choice_kind,
         custom_error_type="tool_choice_type",
@@ -138,21 +81,59 @@ ResponseToolChoice = Annotated[
 
 
 class ReasoningOptions(RequestModel):
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    effort: ReasoningEffort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
+
+
+class FlatSchemaFormat(NamedSchema):
+    """A JSON schema format without the chat API's object around the schema."""
+
+    type: Literal["json_schema"]
+
+
+_FORMATS = ("text", "json_object", "json_schema")
+
+
+def _format_kind(value: Any) -> str | None:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return f"<{kind}>" if kind in _FORMATS else None
+
+
+OutputFormat = Annotated[
+    Annotated[TextFormat, Tag("<text>")]
+    | Annotated[JsonObjectFormat, Tag("<json_object>")]
+    | Annotated[FlatSchemaFormat, Tag("<json_schema>")],
+    Discriminator(
+        _format_kind,
+        custom_error_type="output_format_type",
+        custom_error_message=f"Input should be an object of type {', '.join(_FORMATS)}",
+    ),
+]
+
+
+class TextOptions(RequestModel):
+    format: OutputFormat | None = None
+    verbosity: Verbosity | None = None
 
 
 class ResponsesRequest(SamplingFields):
     input: ResponseInput
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1)
-    tools: FunctionTools | None = None
+    tools: ResponseTools | None = None
     tool_choice: ResponseToolChoice | None = None
     parallel_tool_calls: bool | None = None
     previous_response_id: str | None = None
     store: bool | None = None
     metadata: dict[str, str] | None = None
     reasoning: ReasoningOptions | None = None
+    text: TextOptions | None = None
+    include: list[str] | None = Field(
+        None, description="accepted where it concerns what no answer here has, or has in any case"
+    )
+    truncation: Literal["auto", "disabled"] | None = Field(
+        None, description="auto: the oldest turns are left out of a conversation that is too long"
+    )
     chat_template_kwargs: dict[str, Any] | None = None
 
 
@@ -219,17 +200,22 @@ class IncompleteDetails(ResponseModel):
     reason: Literal["max_output_tokens"]
 
 
+class ResponseFailure(ResponseModel):
+    code: str
+    message: str
+
+
 class ResponseBody(ResponseModel):
     """The response object; `settings` of the request are repeated in it."""
 
     id: str
     object: Literal["response"]
     created_at: int
-    status: Literal["in_progress", "completed", "incomplete"]
+    status: Literal["in_progress", "completed", "incomplete", "failed"]
     model: str
     output: list[OutputItem]
     usage: ResponseUsage | None
-    error: None
+    error: ResponseFailure | None
     incomplete_details: IncompleteDetails | None
     instructions: str | None
     max_output_tokens: int | None
@@ -243,7 +229,7 @@ class ResponseBody(ResponseModel):
     tool_choice: str | dict[str, Any]
     tools: list[dict[str, Any]]
     top_p: float
-    truncation: Literal["disabled"]
+    truncation: Literal["auto", "disabled"]
     user: str | None
 
 

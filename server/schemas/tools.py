@@ -36,15 +36,30 @@ class NamedToolChoice(RequestModel):
     function: NamedFunction
 
 
+class AllowedTools(RequestModel):
+    mode: Literal["auto", "required"]
+    tools: list[NamedToolChoice]
+
+
+class AllowedToolsChoice(RequestModel):
+    """Narrows the tools of the request down."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
 def _choice_kind(value: Any) -> str | None:
     if isinstance(value, str):
         return "<mode>"
-    return "<named>" if isinstance(value, dict | NamedToolChoice) else None
+    if not isinstance(value, dict):
+        return None
+    return "<allowed>" if value.get("type") == "allowed_tools" else "<named>"
 
 
 ToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("<mode>")]
-    | Annotated[NamedToolChoice, Tag("<named>")],
+    | Annotated[NamedToolChoice, Tag("<named>")]
+    | Annotated[AllowedToolsChoice, Tag("<allowed>")],
     Discriminator(
         _choice_kind,
         custom_error_type="tool_choice_type",
@@ -62,7 +77,7 @@ class ToolCall(RequestModel):
     """A call in an assistant message of a request."""
 
     id: str
-    type: Literal["function"]
+    type: Literal["function"] = "function"
     function: CalledFunction
 
 

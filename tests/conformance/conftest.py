@@ -27,7 +27,7 @@ def smollm2_with_tools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
     command = [sys.executable, "-m", "gguf.scripts.gguf_new_metadata", "--force"]
     command += ["--chat-template", TOOL_TEMPLATE.read_text()]
     subprocess.run([*command, model_file(SMOLLM2_FILE), str(model)], check=True)
-    flags = ["--model", str(model), "--served-name", "smollm2", "--max-context", "2048"]
+    flags = ["--model", str(model), "--served-names", "smollm2", "--max-context", "2048"]
     with served(*flags, "--kv.memory-mib", "256", "--threads", "1") as server:
         server.wait_until_ready()
         yield server

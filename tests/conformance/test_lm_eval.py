@@ -105,7 +105,7 @@ def direct(model: Model, tmp_path_factory: pytest.TempPathFactory) -> Evaluation
 def through_server(
     request: pytest.FixtureRequest, model: Model, tmp_path_factory: pytest.TempPathFactory
 ) -> Evaluation:
-    flags = (*model.flags, "--served-name", "served", "--threads", "1")
+    flags = (*model.flags, "--served-names", "served", "--threads", "1")
     precision = ("--runner", request.param, "--dtype", "float32", "--quantization", "none")
     with served(*flags, *precision) as server:
         server.wait_until_ready()

@@ -7,7 +7,7 @@ import httpx
 import openai
 import pytest
 
-from tests.e2e.fault_table import NOTE, Note, render
+from tests.e2e.fault_table import NOTE, Note
 from tests.e2e.served import Served, served, tiny_flags
 
 
@@ -15,14 +15,6 @@ from tests.e2e.served import Served, served, tiny_flags
 def note_fault(record_property: Callable[[str, object], None]) -> Note:
     """Puts a row into the table of faults."""
     return lambda fault, seen, seconds: record_property(NOTE, (fault, seen, seconds))
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if terminalreporter.config.getoption("--fault-table", default=False):
-        reports = terminalreporter.stats.get("passed", [])
-        properties = [entry for report in reports for entry in report.user_properties]
-        terminalreporter.section("faults")
-        terminalreporter.write_line(render(row for name, row in properties if name == NOTE))
 
 
 @pytest.fixture(scope="package")

@@ -192,7 +192,7 @@ def tiny_config(target: str, draft: str) -> Config:
     return Config(
         model=target,
         draft=draft,
-        served_name="tiny",
+        served_names=("tiny",),
         threads=1,
         kv={"memory_mib": 16, "draft_memory_mib": 16},
         limits={"header_timeout": HEADER_TIMEOUT, "body_timeout": BODY_TIMEOUT},

@@ -39,7 +39,7 @@ class Served:
 
 def tiny_flags(model: Path, draft: Path) -> list[str]:
     """For a small server of these models, under the name `tiny`, on one thread."""
-    flags = ["--model", str(model), "--draft", str(draft), "--served-name", "tiny"]
+    flags = ["--model", str(model), "--draft", str(draft), "--served-names", "tiny"]
     return [*flags, "--kv.memory-mib", "16", "--kv.draft-memory-mib", "16", "--threads", "1"]
 
 

@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.e2e.served import Served, served
+
+pytestmark = pytest.mark.slow
 
 KEY = {"Authorization": "Bearer sk-drain-test"}
 
@@ -46,7 +49,7 @@ def test_it_finishes_what_it_can_tells_the_rest_and_takes_nothing_new(
 ) -> None:
     keys = tmp_path / "keys"
     keys.write_text("drainer:sk-drain-test\n")
-    flags = ["--model", str(tiny_model_dir), "--served-name", "tiny", "--kv.memory-mib", "16"]
+    flags = ["--model", str(tiny_model_dir), "--served-names", "tiny", "--kv.memory-mib", "16"]
     flags += ["--api-keys-file", str(keys), "--admission.drain-timeout", "60"]
     with served(*flags, "--threads", "1", "--speculation.drafters", "ngram") as server:
         server.wait_until_ready()

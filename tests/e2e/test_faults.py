@@ -39,6 +39,8 @@ from tests.e2e.faulty import (
     until,
 )
 
+pytestmark = pytest.mark.slow
+
 SAMPLED: dict[str, Any] = {"temperature": 0.8, "seed": 5, "max_tokens": 60}
 LONG: dict[str, Any] = {"max_tokens": 400, "temperature": 0, "ignore_eos": True}
 
@@ -182,8 +184,8 @@ def test_broken_engine_restarts_and_serves_what_waits(parts: EngineParts, note_f
         assert server.health() == (200, "ok")
         assert server.engine.metrics().restarts == 1
         server.check_nothing_held()
-        seen = "running requests 500, or an error event; waiting ones their answers"
-        note_fault("steps raise for everyone, once", seen, took)
+        told = "running requests 500, or an error event; waiting ones their answers"
+        note_fault("steps raise for everyone, once", told, took)
 
 
 def test_engine_that_stays_broken_says_so(parts: EngineParts, note_fault: Note) -> None:
@@ -316,7 +318,7 @@ def test_full_disk_of_the_log_stops_nothing(
     server: Server, monkeypatch: pytest.MonkeyPatch, note_fault: Note
 ) -> None:
     monkeypatch.setattr("sys.stderr", FullDisk())
-    handler = logging.StreamHandler(FullDisk())  # type: ignore[type-var]
+    handler = logging.StreamHandler(FullDisk())
     root = logging.getLogger()
     root.addHandler(handler)
     try:

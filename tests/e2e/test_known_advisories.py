@@ -17,6 +17,8 @@ import pytest
 
 from tests.e2e.served import Served, served
 
+pytestmark = pytest.mark.slow
+
 TOOL_TEMPLATE = Path(__file__).parent.parent / "conformance" / "tools.jinja"
 HI = [{"role": "user", "content": "the cat eats"}]
 
@@ -28,7 +30,7 @@ def server(
     model = tmp_path_factory.mktemp("tools") / "model"
     shutil.copytree(tiny_model_dir, model)
     shutil.copy(TOOL_TEMPLATE, model / "chat_template.jinja")
-    flags = ["--model", str(model), "--draft", str(tiny_draft_dir), "--served-name", "tiny"]
+    flags = ["--model", str(model), "--draft", str(tiny_draft_dir), "--served-names", "tiny"]
     flags += ["--kv.memory-mib", "16", "--kv.draft-memory-mib", "16", "--threads", "1"]
     with served(*flags) as server:
         server.wait_until_ready()

@@ -10,6 +10,8 @@ import pytest
 
 from tests.e2e.served import Served
 
+pytestmark = pytest.mark.slow
+
 STARTS = ["the cat", "a naïve", "my sister", "Zoë", "the 🦊", "nobody", "the old man"]
 
 

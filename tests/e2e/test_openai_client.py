@@ -115,10 +115,12 @@ def test_scoring_a_prompt(client: openai.OpenAI, tiny_model_dir: Path) -> None:
     choice = scored.choices[0]
     assert choice.text == PROMPT
     assert "".join(choice.logprobs.tokens) == PROMPT
-    assert choice.logprobs.token_logprobs[0] is None
     for token, offset in zip(choice.logprobs.tokens, choice.logprobs.text_offset, strict=True):
         assert PROMPT[offset:].startswith(token)
-    assert all(logprob <= 0 for logprob in choice.logprobs.token_logprobs[1:])
+    logprobs: Any = choice.logprobs.token_logprobs
+    first, *others = logprobs
+    assert first is None
+    assert all(logprob <= 0 for logprob in others)
 
 
 def test_stop_string(client: openai.OpenAI) -> None:

@@ -12,6 +12,8 @@ import pytest
 
 from tests.e2e.served import Served
 
+pytestmark = pytest.mark.slow
+
 USER: Any = {"role": "user", "content": "the cat eats"}
 SYSTEM = "the old man sells 12 boxes."
 CHAT: Any = {
@@ -99,6 +101,7 @@ def test_message_whole_and_streamed(claude: anthropic.Anthropic, answer: str) ->
     counted = claude.messages.count_tokens(model="tiny", system=SYSTEM, messages=[USER])
     for message in (whole, final):
         usage = message.usage
+        assert usage.cache_read_input_tokens is not None
         assert usage.input_tokens + usage.cache_read_input_tokens == counted.input_tokens
 
 

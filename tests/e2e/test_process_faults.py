@@ -89,7 +89,7 @@ def test_full_disk_of_the_cache(
 
 
 def test_stop_signal_under_load(tiny_model_dir: Path, note_fault: Note) -> None:
-    flags = ["--served-name", "tiny", "--kv.memory-mib", "16", "--scheduler.max-running", "4"]
+    flags = ["--served-names", "tiny", "--kv.memory-mib", "16", "--scheduler.max-running", "4"]
     with served("--model", str(tiny_model_dir), "--threads", "1", *flags) as server:
         server.wait_until_ready()
         streams = [Stream(server.url, max_tokens=40, seed=number) for number in range(24)]

@@ -10,6 +10,8 @@ import pytest
 
 from tests.e2e.served import Served
 
+pytestmark = pytest.mark.slow
+
 FIELDS: dict[str, Any] = {
     "model": "tiny",
     "prompt": "the cat eats green apples. a naïve robot",
@@ -41,7 +43,7 @@ def test_right_prediction_is_accepted_and_spares_passes(client: openai.OpenAI) -
     plain = client.completions.create(**FIELDS).choices[0].text
     right, wrong = answer(plain), answer("%" * 20)
     assert right.choices[0].text == wrong.choices[0].text == plain
-    details = right.usage.completion_tokens_details
+    details: Any = right.usage.completion_tokens_details
     assert details.accepted_prediction_tokens > 24
     assert right.usage.speculation["target_passes"] < 24
     assert (

@@ -16,6 +16,8 @@ from pydantic import BaseModel, Field
 
 from tests.e2e.served import Served, served, tiny_flags
 
+pytestmark = pytest.mark.slow
+
 MESSAGES: Any = [{"role": "user", "content": "the cat eats"}]
 
 

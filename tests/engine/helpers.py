@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from engine.admission import ModelLimits
+from engine.async_engine import AsyncEngine, OutputStream
 from engine.blocks import BlockPool
 from engine.core import EngineCore
 from engine.draft.drafter import Drafter
@@ -90,6 +91,11 @@ def run_all(
             outputs[output.request_id].append(output)
         core.check_integrity()
     raise AssertionError(f"requests left after {max_steps} steps")
+
+
+async def submit(engine: AsyncEngine, request: GenerationRequest) -> OutputStream:
+    """Prepare a request without a grammar and queue it."""
+    return engine.submit(request, await engine.prepare(request))
 
 
 def tokens_of(outputs: Sequence[RequestOutput]) -> list[int]:

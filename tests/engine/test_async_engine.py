@@ -12,7 +12,7 @@ from engine.async_engine import AsyncEngine, EngineState
 from engine.core import EngineCore
 from engine.draft.ngram import NgramDrafter
 from engine.request import EngineDeadError, FinishReason, QueueFullError, RequestError
-from tests.engine.helpers import make_core, make_request, run_all, tokens_of
+from tests.engine.helpers import make_core, make_request, run_all, submit, tokens_of
 from tests.engine.mock_model import MockRunner
 
 
@@ -34,7 +34,7 @@ async def started(
 
 async def collect(engine: AsyncEngine, name: str, **params: object) -> list[int]:
     tokens: list[int] = []
-    async with engine.submit(make_request([1, 2, 3], name, **params)) as stream:
+    async with await submit(engine, make_request([1, 2, 3], name, **params)) as stream:
         async for output in stream:
             tokens.extend(output.token_ids)
     return tokens
@@ -76,7 +76,7 @@ async def test_200_cancelled_streams_leave_nothing_behind() -> None:
             await asyncio.sleep(rng.random() * 0.2)
             request = make_request(range(1 + index % 30), f"x{index}", max_tokens=100)
             patience = rng.randrange(12)
-            async with engine.submit(request) as stream:
+            async with await submit(engine, request) as stream:
                 async for _ in stream:
                     patience -= 1
                     if patience < 0:
@@ -98,7 +98,7 @@ async def test_200_cancelled_streams_leave_nothing_behind() -> None:
 
 async def test_blocks_are_free_within_one_step_of_a_disconnect() -> None:
     async with started() as engine:
-        async with engine.submit(make_request([1], "a", max_tokens=200)) as stream:
+        async with await submit(engine, make_request([1], "a", max_tokens=200)) as stream:
             await anext(stream)
         core = await idle(engine)
         passes = core.target.num_passes  # type: ignore[attr-defined]
@@ -117,14 +117,14 @@ async def test_load_failure_is_raised_and_remembered() -> None:
     assert engine.state is EngineState.DEAD
     assert engine.failure == "no such model"
     with pytest.raises(EngineDeadError, match="no such model"):
-        engine.submit(make_request([1]))
+        await submit(engine, make_request([1]))
     await engine.stop()
 
 
 async def test_stop_ends_running_streams() -> None:
     engine = AsyncEngine(lambda: mock_core, max_requests=10)
     await engine.start()
-    stream = engine.submit(make_request([1], "a", max_tokens=200))
+    stream = await submit(engine, make_request([1], "a", max_tokens=200))
     await anext(stream)
     await engine.stop()
     outputs = [output async for output in stream]
@@ -135,10 +135,10 @@ async def test_stop_ends_running_streams() -> None:
 async def test_refusals() -> None:
     async with started(max_requests=1) as engine:
         with pytest.raises(RequestError):
-            engine.submit(make_request([]))
-        async with engine.submit(make_request([1], "a", max_tokens=100)):
+            await submit(engine, make_request([]))
+        async with await submit(engine, make_request([1], "a", max_tokens=100)):
             with pytest.raises(QueueFullError) as refusal:
-                engine.submit(make_request([1], "b"))
+                await submit(engine, make_request([1], "b"))
             assert refusal.value.expected_wait > 0
         await collect(engine, "c")
 
@@ -157,7 +157,9 @@ async def test_expected_wait_follows_the_queue_and_the_pace() -> None:
 
 async def test_whoever_leaves_in_whatever_way_counts_once() -> None:
     async with started() as engine:
-        streams = [engine.submit(make_request([1], f"a{n}", max_tokens=200)) for n in range(3)]
+        streams = [
+            await submit(engine, make_request([1], f"a{n}", max_tokens=200)) for n in range(3)
+        ]
         streams[0].close()
         streams[0].close()
         await collect(engine, "b")
@@ -169,4 +171,4 @@ async def test_nothing_can_be_asked_before_the_load() -> None:
     engine = AsyncEngine(lambda: mock_core, max_requests=1)
     assert engine.state is EngineState.LOADING
     with pytest.raises(EngineDeadError, match="loading"):
-        engine.submit(make_request([1]))
+        await submit(engine, make_request([1]))

@@ -48,6 +48,8 @@ class OracleDrafter:
 
     def warm_up(self) -> None: ...
 
+    def preprocess(self, request: GenerationRequest, prediction_ids: Sequence[int]) -> None: ...
+
     def backlog(self, sequence: TokenSequence) -> int:
         return 0
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from engine.draft.ngram import NgramDrafter
@@ -28,15 +30,12 @@ def test_last_output_tells_when_what_happened():
     for request in requests:
         *earlier, last = outputs[request.request_id]
         assert [output.timing for output in earlier] == [None] * len(earlier)
-        timing = last.timing
+        timing: Any = last.timing
         assert timing.arrived < timing.scheduled < timing.first_token < timing.finished
     figures = core.metrics
-    assert figures.queue.total == sum(
-        last.timing.scheduled - last.timing.arrived for *_, last in outputs.values()
-    )
-    assert figures.prefill.total == sum(
-        last.timing.first_token - last.timing.scheduled for *_, last in outputs.values()
-    )
+    timings: list[Any] = [last.timing for *_, last in outputs.values()]
+    assert figures.queue.total == sum(t.scheduled - t.arrived for t in timings)
+    assert figures.prefill.total == sum(t.first_token - t.scheduled for t in timings)
     assert (figures.prompt_length.total, figures.output_length.total) == (4 * len(PROMPT), 4 * 6)
     for histogram in (figures.prefill, figures.decode, figures.prompt_length):
         assert histogram.count == 4

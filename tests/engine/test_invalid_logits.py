@@ -131,7 +131,7 @@ def test_a_bad_row_does_not_move_its_neighbours(
     temperature: float, extra: dict[str, float]
 ) -> None:
     logits = torch.randn(6, VOCAB_SIZE, generator=torch.Generator().manual_seed(1))
-    params = [SamplingParams(9, seed=i, temperature=temperature, **extra) for i in range(6)]  # type: ignore[arg-type]
+    params = [SamplingParams(9, seed=i, temperature=temperature, **extra) for i in range(6)]
     clean = sample(logits, params, [0] * 6)
     logits[1, 7], logits[3, 2], logits[4] = NAN, INF, -INF
     chosen = sample(logits, params, [0] * 6)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -53,7 +53,12 @@ def holds(request_id: str, since: int = 0) -> Fault:
 
 def drafters_for(drafting: str, requests: tuple[GenerationRequest, ...]) -> list[Drafter]:
     truth = {name: tokens_of(outputs) for name, outputs in plain_answers(requests).items()}
-    return {"none": [], "ngram": [ngram()], "oracle": [OracleDrafter(truth, 5)]}[drafting]
+    drafters: dict[str, list[Drafter]] = {
+        "none": [],
+        "ngram": [ngram()],
+        "oracle": [OracleDrafter(truth, 5)],
+    }
+    return drafters[drafting]
 
 
 def check_untouched(
@@ -165,7 +170,7 @@ class HarmfulDrafter(OracleDrafter):
 
     name = "harmful"
 
-    def propose(self, requests: list[DraftRequest]) -> list[Draft]:  # type: ignore[override]
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         return [Draft((VOCAB_SIZE + 5,)) for _ in requests]
 
 
@@ -185,13 +190,13 @@ def fail_verification(core: EngineCore, bad: str) -> None:
     """Verification raises for one request, when it has dealt with those before it."""
     sample = core._verifier._sample
 
-    def failing(layout: Any, *others: Any) -> list[int]:
+    def failing(layout: Any, *others: Any) -> Any:
         tokens = sample(layout, *others)
         if any(rows.sequence.request_id == bad for rows in layout):
             raise ValueError("this can't be verified")
         return tokens
 
-    core._verifier._sample = failing  # type: ignore[method-assign]
+    core._verifier._sample = failing  # type: ignore[method-assign, assignment]
 
 
 @pytest.mark.parametrize("drafting", ["none", "oracle"])

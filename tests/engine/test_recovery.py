@@ -16,10 +16,11 @@ from engine.core import EngineCore
 from engine.draft.ngram import NgramDrafter
 from engine.engine_thread import DEAD, RESTARTING
 from engine.plan import StepPlan
+from engine.preparation import Preparation
 from engine.recovery import RestartBudget
 from engine.request import EngineDeadError, FinishReason, GenerationRequest, RequestOutput
 from engine.watchdog import Watchdog
-from tests.engine.helpers import make_core, make_request, run_all, tokens_of
+from tests.engine.helpers import make_core, make_request, run_all, submit, tokens_of
 from tests.engine.mock_model import MockRunner
 
 
@@ -67,7 +68,7 @@ class Cores:
 
 @asynccontextmanager
 async def started(cores: Callable[[], EngineCore], **recovery: float) -> AsyncIterator[AsyncEngine]:
-    config = RecoveryConfig(**recovery)  # type: ignore[arg-type]
+    config = RecoveryConfig(**recovery)
     engine = AsyncEngine(lambda: cores, max_requests=1000, recovery=config)
     await engine.start()
     try:
@@ -103,7 +104,7 @@ async def test_broken_engine_starts_again_and_keeps_what_waits() -> None:
     cores = Cores(device, repairs=lambda number: number == 2)
     async with started(cores) as engine:
         device.gate.clear()
-        streams = [engine.submit(request(i)) for i in range(6)]
+        streams = [await submit(engine, request(i)) for i in range(6)]
         await until(lambda: engine.num_requests == 6)
         device.is_broken = True
         device.gate.set()
@@ -124,7 +125,7 @@ async def test_broken_engine_starts_again_and_keeps_what_waits() -> None:
         core = engine._thread.core
         assert core is not None
         core.check_integrity()
-        assert tokens_of(await read(engine.submit(request(9)))) == answer(9)
+        assert tokens_of(await read(await submit(engine, request(9)))) == answer(9)
 
 
 async def test_preempted_request_is_kept_with_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +165,7 @@ async def test_engine_that_stays_broken_dies(max_restarts: int) -> None:
     cores = Cores(device, repairs=lambda _: False)
     async with started(cores, max_restarts=max_restarts) as engine:
         device.gate.clear()
-        streams = [engine.submit(request(i)) for i in range(5)]
+        streams = [await submit(engine, request(i)) for i in range(5)]
         device.is_broken = True
         device.gate.set()
         results = [await read(stream) for stream in streams]
@@ -174,7 +175,7 @@ async def test_engine_that_stays_broken_dies(max_restarts: int) -> None:
         assert engine.state is EngineState.DEAD
         assert engine.failure == "RuntimeError: the device is gone"
         with pytest.raises(EngineDeadError, match="the device is gone"):
-            engine.submit(request(7))
+            await submit(engine, request(7))
         assert engine.num_requests == 0
 
 
@@ -189,17 +190,17 @@ async def test_requests_are_refused_while_the_engine_starts_again() -> None:
 
     async with started(cores) as engine:
         device.gate.clear()
-        stream = engine.submit(request(0))
+        stream = await submit(engine, request(0))
         device.is_broken = True
         device.gate.set()
         await until(lambda: engine.state is EngineState.RESTARTING)
         assert engine.failure == "RuntimeError: the device is gone"
         with pytest.raises(EngineDeadError, match="restarting"):
-            engine.submit(request(1))
+            await submit(engine, request(1))
         assert (await read(stream))[-1].finish_reason is FinishReason.ERROR
         resume.set()
         await until(lambda: engine.state is EngineState.READY)
-        assert tokens_of(await read(engine.submit(request(1)))) == answer(1)
+        assert tokens_of(await read(await submit(engine, request(1)))) == answer(1)
 
 
 async def test_scheduler_fault_ends_what_runs_and_no_more() -> None:
@@ -213,7 +214,7 @@ async def test_scheduler_fault_ends_what_runs_and_no_more() -> None:
             raise KeyError("bookkeeping")
 
         core.scheduler.schedule = fail  # type: ignore[method-assign, assignment]
-        lost = await read(engine.submit(request(0)))
+        lost = await read(await submit(engine, request(0)))
         kept = [o for o in lost if o.finish_reason is FinishReason.LENGTH]
         assert kept, "it had not left the queue"
         assert tokens_of(lost) == answer(0)
@@ -223,7 +224,7 @@ async def test_scheduler_fault_ends_what_runs_and_no_more() -> None:
 async def test_running_requests_are_told_to_try_again() -> None:
     cores = Cores(Device(), repairs=lambda _: True)
     async with started(cores) as engine:
-        stream = engine.submit(request(0, max_tokens=200))
+        stream = await submit(engine, request(0, max_tokens=200))
         await anext(stream)
         core = engine._thread.core
         assert core is not None
@@ -242,13 +243,13 @@ async def test_request_that_cannot_be_queued_fails_alone(monkeypatch: pytest.Mon
         assert core is not None
         add = core.add
 
-        def picky(item: GenerationRequest, matcher: object) -> None:
+        def picky(item: GenerationRequest, preparation: Preparation) -> None:
             if item.request_id == "r3":
                 raise TypeError("what is this?")
-            add(item)
+            add(item, preparation)
 
         monkeypatch.setattr(core, "add", picky)
-        results = [await read(engine.submit(request(i))) for i in (2, 3, 4)]
+        results = [await read(await submit(engine, request(i))) for i in (2, 3, 4)]
         assert results[1][-1].finish_reason is FinishReason.ERROR
         assert [tokens_of(results[0]), tokens_of(results[2])] == [answer(2), answer(4)]
         assert engine.metrics().restarts == 0
@@ -258,10 +259,10 @@ async def test_stalled_step_shows_and_passes(caplog: pytest.LogCaptureFixture) -
     device = Device()
     async with started(Cores(device, repairs=lambda _: True), stall_seconds=0.1) as engine:
         device.gate.clear()
-        stream = engine.submit(request(0))
+        stream = await submit(engine, request(0))
         await until(lambda: engine.state is EngineState.STALLED)
         assert engine.failure == "a step has taken 0 s"
-        second = engine.submit(request(1))
+        second = await submit(engine, request(1))
         await until(lambda: any("goes on" in r.getMessage() for r in caplog.records))
         device.gate.set()
         assert tokens_of(await read(stream)) == answer(0)
@@ -278,7 +279,7 @@ async def test_stop_does_not_wait_for_a_step_that_hangs(monkeypatch: pytest.Monk
     device = Device()
     async with started(Cores(device, repairs=lambda _: True), stall_seconds=0.05) as engine:
         device.gate.clear()
-        stream = engine.submit(request(0))
+        stream = await submit(engine, request(0))
         await until(lambda: engine.state is EngineState.STALLED)
         async with asyncio.timeout(2):
             await engine.stop()
@@ -290,8 +291,8 @@ async def test_stop_does_not_wait_for_a_step_that_hangs(monkeypatch: pytest.Monk
 async def test_reader_that_does_not_read_is_cut_off_and_the_others_are_not() -> None:
     cores = Cores(Device(), repairs=lambda _: True)
     async with started(cores, max_unread_outputs=8) as engine:
-        slow = engine.submit(request(0, max_tokens=300))
-        assert tokens_of(await read(engine.submit(request(1)))) == answer(1)
+        slow = await submit(engine, request(0, max_tokens=300))
+        assert tokens_of(await read(await submit(engine, request(1)))) == answer(1)
         await until(lambda: engine.num_requests == 0)
         assert slow.num_unread == 9
         outputs = await read(slow)

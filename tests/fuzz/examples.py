@@ -15,22 +15,26 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis.strategies import SearchStrategy
 
 
+def short_and_long(quick: int, long: int) -> pytest.MarkDecorator:
+    """Run a test with `num_examples` of `quick` and, marked slow, of `long`."""
+    long = int(os.environ.get("FUZZ_INPUTS", long))
+    marks = [pytest.mark.slow, pytest.mark.timeout(3600)]
+    return pytest.mark.parametrize(
+        "num_examples",
+        [
+            pytest.param(quick, id=f"{quick}-inputs"),
+            pytest.param(long, id=f"{long}-inputs", marks=marks),
+        ],
+    )
+
+
 def fuzzed(
     *, quick: int, long: int, **strategies: SearchStrategy[Any]
 ) -> Callable[[Callable[..., None]], Callable[[int], None]]:
     """Turn a check of one input into a test of `quick` inputs and one, marked slow, of `long`."""
-    long = int(os.environ.get("FUZZ_INPUTS", long))
 
     def decorate(check: Callable[..., None]) -> Callable[[int], None]:
-        @pytest.mark.parametrize(
-            "num_examples",
-            [
-                pytest.param(quick, id=f"{quick}-inputs"),
-                pytest.param(
-                    long, id=f"{long}-inputs", marks=[pytest.mark.slow, pytest.mark.timeout(3600)]
-                ),
-            ],
-        )
+        @short_and_long(quick, long)
         def test(num_examples: int) -> None:
             options = settings(
                 max_examples=num_examples,

@@ -20,7 +20,7 @@ from engine.models.gguf import hf_folder
 from engine.models.gguf_header import GgufError, read_header
 from engine.models.runner import KvBudget, UnsupportedModelError
 from engine.models.source import ModelFiles, ModelSourceError
-from tests.fuzz.examples import fuzzed
+from tests.fuzz.examples import fuzzed, short_and_long
 from tests.models.tiny_gguf import write_tiny_gguf
 
 HEADER_BYTES = 6_000
@@ -150,10 +150,7 @@ print(json.dumps(outcomes))
 
 
 @pytest.mark.skipif(native_available() is not None, reason="the native kernels are not built")
-@pytest.mark.parametrize(
-    "num_examples",
-    [1_000, pytest.param(100_000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])],
-)
+@short_and_long(1_000, 100_000)
 def test_native_packer_survives_any_tensor(num_examples: int) -> None:
     """In a process of its own, which a crash would end."""
     run = subprocess.run(

@@ -84,8 +84,7 @@ def check(kind: GrammarKind, text: str) -> None:
     began = time.monotonic()
     refusal = None
     try:
-        grammars().compile(spec)
-        matcher = grammars().matcher(spec)
+        matcher = grammars().matcher(grammars().compile(spec))
         matcher.forced()
     except RequestError as error:
         refusal = error

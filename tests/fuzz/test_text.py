@@ -33,7 +33,7 @@ TEXTS = st.one_of(
 
 @fuzzed(quick=400, long=50_000, style=STYLES, text=TEXTS)
 def test_text_survives_tokens(style: str, text: str) -> None:
-    tokens = tokenizer(style)  # type: ignore[arg-type]
+    tokens = tokenizer(style)
     ids = tokens.encode_plain(text)
     assert not tokens.special_ids & set(ids), "text never becomes a control token"
     whole = tokens.bytes_of(ids).decode()
@@ -56,7 +56,7 @@ def test_text_survives_tokens(style: str, text: str) -> None:
     ids=st.lists(st.integers(0, 520), max_size=40),
 )
 def test_any_tokens_have_the_text_of_their_bytes(style: str, ids: list[int]) -> None:
-    tokens = tokenizer(style)  # type: ignore[arg-type]
+    tokens = tokenizer(style)
     known = [i for i in ids if i < len(tokens.pieces) and i not in tokens.special_ids]
     detokenizer = IncrementalDetokenizer(tokens.pieces, tokens.special_ids)
     text = "".join([*(detokenizer.push(i) for i in ids), detokenizer.finish()])

@@ -28,6 +28,7 @@ from engine.request import ChatPrompt, GenerationRequest, TextPrompt
 from engine.scheduler import Scheduler
 from engine.text.tokenizer import TextTokenizer
 from tests.engine.helpers import make_request, run_all, tokens_of
+from tests.tiers import slow_unless_auto
 from tests.tiny_models import sentences
 
 SAMPLED = {
@@ -119,11 +120,11 @@ def requests_for(target: Path, params: dict[str, Any], count: int) -> list[Gener
     requests = []
     for index in range(count):
         text = sentences(1 + 3 * index, seed=index)[: -3 - index]
+        source: ChatPrompt | TextPrompt = TextPrompt(text)
+        prompt = tokens.encode(text)
         if index % 2:
-            messages = ({"role": "user", "content": text},)
-            prompt, source = tokens.encode_chat(messages), ChatPrompt(messages)
-        else:
-            prompt, source = tokens.encode(text), TextPrompt(text)
+            source = ChatPrompt(({"role": "user", "content": text},))
+            prompt = tokens.encode_chat(source.messages)
         requests.append(
             make_request(prompt, f"r{index}", source, max_tokens=40 + index, seed=index, **params)
         )
@@ -144,7 +145,7 @@ def answers_of(core: EngineCore, requests: Sequence[GenerationRequest]) -> dict[
 
 
 @pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("drafting", DRAFTINGS)
+@pytest.mark.parametrize("drafting", slow_unless_auto(DRAFTINGS))
 def test_alone_and_in_a_mixed_batch(drafting: str, sampled: bool, folders: Folders) -> None:
     expected = plain_alone(folders.target, sampled)
     requests = requests_for(folders.target, SAMPLED if sampled else {}, 8)
@@ -160,7 +161,7 @@ def test_alone_and_in_a_mixed_batch(drafting: str, sampled: bool, folders: Folde
 
 
 @pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("drafting", DRAFTINGS)
+@pytest.mark.parametrize("drafting", slow_unless_auto(DRAFTINGS))
 def test_with_preemption_and_prefix_cache_hits(
     drafting: str, sampled: bool, folders: Folders
 ) -> None:
@@ -177,6 +178,7 @@ def test_with_preemption_and_prefix_cache_hits(
     assert core.metrics.prefix_hits - hits > 200
 
 
+@pytest.mark.slow
 def test_universal_drafts_many_tokens_a_pass(folders: Folders) -> None:
     """Text crosses tokenizers with emoji and accents in it, or drafts would rarely be accepted."""
     drafters = make_drafters(folders, "universal")
@@ -185,6 +187,7 @@ def test_universal_drafts_many_tokens_a_pass(folders: Folders) -> None:
     assert core.metrics.generated_tokens / core.metrics.target_passes > 1.7
 
 
+@pytest.mark.slow
 def test_same_model_as_its_own_draft_is_almost_always_right(folders: Folders) -> None:
     core = make_engine(
         folders.target, [universal(folders.target, folders.target, runner(folders.target, 128))]
@@ -194,6 +197,7 @@ def test_same_model_as_its_own_draft_is_almost_always_right(folders: Folders) ->
     assert figures.accepted_tokens / figures.draft_tokens > 0.9
 
 
+@pytest.mark.slow
 def test_drafts_survive_a_draft_cache_that_is_too_small(folders: Folders) -> None:
     small = TorchRunner.load(
         folders.universal,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import gguf
 import numpy as np
 import numpy.typing as npt
@@ -9,16 +11,21 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from engine.kernels import load_native
 
-QUANTIZED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
-_SCALE_OFFSETS = {
+QUANTIZED = (
+    "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"
+)  # fmt: skip
+SCALE_OFFSETS = {
     "Q4_0": (0,),
     "Q4_1": (0, 2),
     "Q5_0": (0,),
     "Q5_1": (0, 2),
     "Q8_0": (0,),
+    "Q3_K": (108,),
     "Q4_K": (0, 2),
     "Q5_K": (0, 2),
     "Q6_K": (208,),
+    "IQ4_NL": (0,),
+    "IQ4_XS": (0,),
 }
 
 
@@ -33,7 +40,7 @@ def random_blocks(quantization: str, rows: int, cols: int, seed: int = 0) -> npt
     rng = np.random.default_rng(seed)
     columns, size = GGML_QUANT_SIZES[GGMLQuantizationType[quantization]]
     blocks = rng.integers(0, 256, (rows * cols // columns, size), dtype=np.uint8)
-    for offset in _SCALE_OFFSETS[quantization]:
+    for offset in SCALE_OFFSETS[quantization]:
         scales = rng.uniform(-0.02, 0.02, len(blocks)).astype(np.float16)
         blocks[:, offset : offset + 2] = scales.view(np.uint8).reshape(-1, 2)
     return blocks.reshape(rows, -1)
@@ -43,13 +50,13 @@ def dequantized(quantization: str, blocks: npt.NDArray[np.uint8]) -> npt.NDArray
     return gguf.dequantize(blocks, GGMLQuantizationType[quantization])
 
 
-def packed(  # type: ignore[no-untyped-def]
+def packed(
     quantization: str,
     blocks: npt.NDArray[np.uint8],
     cols: int,
     rotary_heads: int = 0,
     format_: int | None = None,
-):
+) -> Any:
     """A PackedMatrix of GGUF blocks, by default in the format that holds them exactly."""
     native = load_native()
     ggml_type = int(GGMLQuantizationType[quantization])
@@ -61,7 +68,7 @@ def packed(  # type: ignore[no-untyped-def]
     return native.PackedMatrix(format_, len(blocks), cols, out)
 
 
-def packed_floats(weights: npt.NDArray[np.float32], format_: int):  # type: ignore[no-untyped-def]
+def packed_floats(weights: npt.NDArray[np.float32], format_: int) -> Any:
     """A PackedMatrix of float32 weights rounded to int8 or int4, or kept."""
     native = load_native()
     rows, cols = weights.shape
@@ -72,7 +79,7 @@ def packed_floats(weights: npt.NDArray[np.float32], format_: int):  # type: igno
     return native.PackedMatrix(format_, rows, cols, out)
 
 
-def unpacked(matrix) -> npt.NDArray[np.float32]:  # type: ignore[no-untyped-def]
+def unpacked(matrix: Any) -> npt.NDArray[np.float32]:
     out = np.empty((matrix.rows, matrix.cols), np.float32)
     matrix.dequantize(0, out)
     return out

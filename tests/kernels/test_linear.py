@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -20,8 +22,8 @@ VARIANTS = [] if native_available() else load_native().variants()
 ROWS, COLS = 83, 768
 
 
-def apply(  # type: ignore[no-untyped-def]
-    variant: str, matrix, x: npt.NDArray[np.float32], threads: int = 1, precise: bool = False
+def apply(
+    variant: str, matrix: Any, x: npt.NDArray[np.float32], threads: int = 1, precise: bool = False
 ):
     native = load_native()
     out = np.full((len(x), matrix.rows), np.nan, np.float32)

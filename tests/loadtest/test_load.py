@@ -98,7 +98,9 @@ class TestOpenLoop:
 
 
 class TestSender:
-    async def run(self, entry: Entry, *, fail_at: int | None = None) -> tuple[list, list[Record]]:
+    async def run(
+        self, entry: Entry, *, fail_at: int | None = None
+    ) -> tuple[list[tuple[str, dict[str, object]]], list[Record]]:
         """Answers are ``answer 0``, ``answer 1`` and so on."""
         bodies: list[tuple[str, dict[str, object]]] = []
 

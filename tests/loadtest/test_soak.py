@@ -27,6 +27,7 @@ def server(tiny_model_dir: Path, tiny_draft_dir: Path) -> Iterator[Served]:
         yield server
 
 
+@pytest.mark.slow
 async def test_short_soak(server: Served) -> None:
     result = await soak(
         server.url, seconds=6, warm_up_seconds=4, clients=16, long_tokens=120, seed=1
@@ -41,6 +42,7 @@ async def test_short_soak(server: Served) -> None:
     assert result.passed
 
 
+@pytest.mark.slow
 async def test_short_overload(server: Served) -> None:
     result = await overload(server.url, concurrency=4, seconds=2, max_tokens=48)
     show_overload(result, Console())

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import transformers as tf
 
+from engine.cache import digests
 from engine.config import Quantization
 from engine.kernels import load_native, native_available
 from engine.models import packing
@@ -104,7 +110,7 @@ def load(
         quantization=quantization,
         threads=threads,
         variant=variant,
-        kv_dtype=kv_dtype,  # type: ignore[arg-type]
+        kv_dtype=kv_dtype,
     )
 
 
@@ -281,11 +287,15 @@ def test_bfloat16_kv_stays_close(tmp_path: Path) -> None:
     assert torch.nn.functional.cosine_similarity(*rows).min() > 0.999
 
 
+def packed_files(tmp_path: Path) -> list[Path]:
+    return list((tmp_path / "cache" / "packed").rglob("*.slip"))
+
+
 def test_packed_weights_are_kept_and_reused(tmp_path: Path) -> None:
     save_random_model(FAMILIES["llama"](), tmp_path)
     tokens = np.arange(20)
     first = load(tmp_path, "int8")
-    kept = list((tmp_path / "cache" / "packed").glob("*.slip"))
+    kept = packed_files(tmp_path)
     assert len(kept) == 1
     stamp = kept[0].stat().st_mtime_ns
     second = load(tmp_path, "int8")
@@ -293,17 +303,94 @@ def test_packed_weights_are_kept_and_reused(tmp_path: Path) -> None:
     rows = [run(r, piece(tokens, 0, 20, blocks_for(r, 1)[0])) for r in (first, second)]
     assert torch.equal(rows[0], rows[1])
     load(tmp_path, "int4")
-    assert len(list((tmp_path / "cache" / "packed").glob("*.slip"))) == 2
+    assert len(packed_files(tmp_path)) == 2
+
+
+def test_a_warm_start_opens_no_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_random_model(FAMILIES["llama"](), tmp_path)
+    monkeypatch.setattr(digests, "_SETTLED_NS", -1)
+    load(tmp_path, "int8")
+    for function in (f"{digests.__name__}.digest_file", f"{packing.__name__}.open_weights"):
+        monkeypatch.setattr(function, None)
+    load(tmp_path, "int8")
 
 
 def test_changed_weights_are_packed_anew(tmp_path: Path) -> None:
-    model = save_random_model(FAMILIES["llama"](), tmp_path)
-    load(tmp_path, "int8")
+    """A checkpoint trained further that still begins as before in each tensor."""
+    model: Any = save_random_model(FAMILIES["llama"](), tmp_path)
+    tokens = np.random.default_rng(9).integers(0, VOCAB, 20)
+    before = load(tmp_path)
+    first_logits = run(before, piece(tokens, 0, 20, blocks_for(before, 1)[0]))
+    equal_bytes = 4096
     with torch.no_grad():
-        model.model.layers[1].mlp.down_proj.weight.mul_(1.5)
+        for parameter in model.parameters():
+            parameter.view(-1)[equal_bytes // parameter.element_size() :].mul_(1.5)
     model.save_pretrained(tmp_path)
-    load(tmp_path, "int8")
-    assert len(list((tmp_path / "cache" / "packed").glob("*.slip"))) == 2
+    after = load(tmp_path)
+    assert len(packed_files(tmp_path)) == 2
+    logits = run(after, piece(tokens, 0, 20, blocks_for(after, 1)[0]))
+    with torch.no_grad():
+        expected = model(input_ids=torch.tensor(tokens)[None], use_cache=False).logits[0]
+    torch.testing.assert_close(logits, expected, atol=1e-3, rtol=1e-4)
+    assert not torch.allclose(logits, first_logits, atol=0.1)
+
+
+def test_equal_weights_of_another_architecture_are_packed_anew(tmp_path: Path) -> None:
+    """Gemma's norms are stored without the one that the decoder's have."""
+    save_random_model(FAMILIES["llama"](), tmp_path)
+    files = ModelFiles("tiny", "tiny", tmp_path)
+    spec = decoder_spec(tf.LlamaConfig(**SHAPE).to_dict())
+    plain = packed_weights(files, spec, "none", 1).vectors["final_norm"]
+    gemma = packed_weights(files, replace(spec, is_gemma=True), "none", 1).vectors["final_norm"]
+    np.testing.assert_array_equal(gemma, plain + np.float32(1))
+
+
+_PACK_AT_THE_SAME_TIME = """
+import logging, sys, time
+from engine.models import packing
+from tests.models.test_cpu_runner import load
+from pathlib import Path
+
+write = packing._write
+def write_slowly(*arguments):
+    print("packing", flush=True)
+    time.sleep(1)
+    write(*arguments)
+packing._write = write_slowly
+print("imported", flush=True)
+sys.stdin.readline()
+load(Path(sys.argv[1]), "int8")
+"""
+
+
+def test_two_processes_pack_once(tmp_path: Path) -> None:
+    save_random_model(FAMILIES["llama"](), tmp_path)
+    command = [sys.executable, "-c", _PACK_AT_THE_SAME_TIME, str(tmp_path)]
+    root = Path(__file__).parents[2]
+    with ExitStack() as stack:
+        processes = [
+            stack.enter_context(
+                subprocess.Popen(
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                    cwd=root,
+                )
+            )
+            for _ in range(2)
+        ]
+        for process in processes:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "imported\n"
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
+        outputs = [process.communicate(timeout=120)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    assert sorted(outputs) == ["", "packing\n"]
+    assert len(packed_files(tmp_path)) == 1
 
 
 @pytest.mark.parametrize(

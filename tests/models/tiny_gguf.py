@@ -89,9 +89,16 @@ def write_tiny_gguf(
     pre: str = "smollm",
     extra: Mapping[str, Any] | None = None,
     extra_tensor: str | None = None,
+    filler: int = 0,
 ) -> Weights:
-    """Write the file; returns its parameters under Hugging Face's names."""
+    """Write the file; returns its parameters under Hugging Face's names.
+
+    Args:
+        filler: bytes of no meaning before the metadata and again behind it.
+    """
     writer = GGUFWriter(path, "llama")
+    if filler:
+        writer.add_string("tiny.before", "." * filler)
     writer.add_context_length(CONTEXT)
     writer.add_embedding_length(HIDDEN)
     writer.add_block_count(1)
@@ -122,6 +129,8 @@ def write_tiny_gguf(
     for key, value in (extra or {}).items():
         add = {bool: writer.add_bool, int: writer.add_uint32, str: writer.add_string}[type(value)]
         add(key, value)
+    if filler:
+        writer.add_string("tiny.behind", "." * filler)
     weights = random_weights(len(tokens))
     for name, weight in weights.items():
         stem, _, suffix = name.rpartition(".")

@@ -8,12 +8,11 @@ from engine.models.source import resolve
 from tests.models.accuracy import measure
 from tests.real.models import QWEN_CODER_05B, model_file
 
+pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(600)]
+
 TOKENS = 500
 
 
-@pytest.mark.real
-@pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_tokens_and_probabilities_are_those_of_float32() -> None:
     figures = measure(resolve(model_file(QWEN_CODER_05B)), tokens=TOKENS)
     assert figures.tokens == TOKENS

@@ -11,6 +11,7 @@ from typing import Any
 from engine.admission import ModelLimits
 from engine.async_engine import EngineState, ModelCard, OutputStream
 from engine.metrics import EngineMetrics
+from engine.preparation import Preparation
 from engine.request import (
     ANSWER_NEXT,
     NO_ADVICE,
@@ -28,6 +29,7 @@ from engine.request import (
     TokenLogprob,
     Usage,
 )
+from engine.sampling.grammar_compiler import CompiledGrammar
 from engine.summary import EngineSummary, ModelSummary
 
 BOS, EOS = 256, 257
@@ -223,12 +225,22 @@ class ScriptedEngine:
     ) -> list[int]:
         return self.tokenizer.encode_chat(messages, options)
 
-    async def compile_grammar(self, spec: GrammarSpec, *, time_limit: float) -> None:
+    async def decode(self, token_ids: Iterable[int]) -> str:
+        return self.tokenizer.decode(token_ids)
+
+    async def compile_grammar(self, spec: GrammarSpec, *, time_limit: float) -> CompiledGrammar:
         if "broken" in spec.text:
             raise RequestError("The output grammar can't be used: it is broken.", param="grammar")
+        return CompiledGrammar(spec, start=None)  # type: ignore[arg-type]
 
-    def submit(self, request: GenerationRequest) -> OutputStream:
+    async def prepare(
+        self, request: GenerationRequest, grammar: CompiledGrammar | None = None
+    ) -> Preparation:
         self.limits.check(request)
+        return Preparation(grammar)
+
+    def submit(self, request: GenerationRequest, preparation: Preparation) -> OutputStream:
+        self._require_ready()
         if len(self.playing) >= self.max_requests:
             message = f"The server already holds {self.max_requests} requests."
             raise QueueFullError(message, self.expected_wait)

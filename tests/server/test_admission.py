@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+from typing import Any
 
 import httpx
 import openai
@@ -19,7 +20,7 @@ from server.errors import ApiError
 from tests.server.live_server import live_server, wait_until
 from tests.server.scripted_engine import Step
 
-BODY = {"model": "tiny/model", "prompt": "a"}
+BODY: dict[str, Any] = {"model": "tiny/model", "prompt": "a"}
 ANN, BEN = {"x-api-key": "ann-key"}, {"x-api-key": "ben-key"}
 KEYS = ApiKeys(
     {
@@ -157,6 +158,7 @@ class TestRetryAfter:
             with pytest.raises(ApiError) as raised:
                 admission.enter(client)
             assert raised.value.status in (429, 503)
+            assert raised.value.headers is not None
             return raised.value.headers["Retry-After"]
 
         for _ in range(4):
@@ -199,7 +201,7 @@ class TestWhatTheEngineIsTold:
     async def test_scope_of_cached_prefixes(self, engine, scope):
         app = create_app(engine, Config(kv={"prefix_cache_scope": scope}), keys=KEYS)
         messages = [{"role": "user", "content": "a"}]
-        scopes = []
+        scopes: list[str | None] = []
         async with make_client(app) as http:
             for headers in (ANN, BEN, {"x-api-key": "ann-second"}):
                 for salt in ({}, {"cache_salt": "s"}):

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -111,7 +112,7 @@ async def test_slow_template_tokenizer_or_grammar_does_not_hold_up_the_event_loo
         return [1]
 
     tokenizer = SimpleNamespace(encode=slowly, encode_chat=slowly, encode_infill=slowly)
-    core = SimpleNamespace(
+    core: Any = SimpleNamespace(
         tokenizer=tokenizer,
         grammars=SimpleNamespace(compile=slowly),
         has_work=False,
@@ -195,9 +196,9 @@ class TestNothingIsFetched:
             assert (await client.http.post("/v1/responses", json=body)).status_code == 400, part
         for kind in ("image", "document"):
             part = {"type": kind, "source": {"type": "url", "url": place}}
-            body = {"model": "tiny/model", "max_tokens": 1}
-            body["messages"] = [{"role": "user", "content": [part]}]
-            assert (await client.http.post("/v1/messages", json=body)).status_code == 400, part
+            fields: dict[str, Any] = {"model": "tiny/model", "max_tokens": 1}
+            fields["messages"] = [{"role": "user", "content": [part]}]
+            assert (await client.http.post("/v1/messages", json=fields)).status_code == 400, part
         assert engine.submitted == []
 
     @pytest.mark.parametrize("key", ["$ref", "$schema", "$id"])

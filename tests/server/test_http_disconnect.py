@@ -8,6 +8,7 @@ import socket
 
 import pytest
 
+from server.disconnect import run_until_disconnect
 from tests.server.live_server import live_server, wait_until
 
 BODIES = {
@@ -189,3 +190,59 @@ def test_many_clients_leave_over_sockets(app, engine):
             connection.close()
         wait_until(lambda: engine.num_requests == 0)
         assert len(engine.aborted) == 200
+
+
+class Stream:
+    """A result that holds on to a generation."""
+
+    def __init__(self):
+        self.closed = False
+
+    def close(self):
+        self.closed = True
+
+
+@pytest.mark.parametrize("client_leaves", [False, True])
+@pytest.mark.parametrize("num_turns", range(1, 7))
+async def test_answer_that_nobody_takes_is_closed(no_task_left, client_leaves, num_turns):
+    """A cancellation, by a deadline, meets the answer at any turn of the loop around its end."""
+    gone = asyncio.Event()
+    answers = []
+
+    async def receive():
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def work():
+        for _ in range(3):
+            await asyncio.sleep(0)
+        answers.append(Stream())
+        return answers[0]
+
+    running = asyncio.create_task(run_until_disconnect(receive, work()))
+    for _ in range(num_turns):
+        await asyncio.sleep(0)
+    if client_leaves:
+        gone.set()
+    else:
+        running.cancel()
+    (taken,) = await asyncio.gather(running, return_exceptions=True)
+    assert all(answer is taken or answer.closed for answer in answers)
+
+
+async def test_cancelled_request_whose_stream_was_ready_is_aborted(app, engine, no_task_left):
+    """The cancellation comes in the very turn of the loop in which the generation is submitted."""
+    engine.hold_after = 0
+    submit = engine.submit
+
+    def submit_and_cancel(*request):
+        stream = submit(*request)
+        connection.task.cancel()
+        return stream
+
+    engine.submit = submit_and_cancel
+    connection = Connection(app, "/v1/chat/completions", stream=True, n=1)
+    await asyncio.gather(connection.task, return_exceptions=True)
+    assert connection.task.cancelled()
+    assert len(engine.submitted) == 1
+    assert engine.num_requests == 0

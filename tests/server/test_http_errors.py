@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import Any
 
 import httpx
 import pytest
@@ -17,7 +18,7 @@ from tests.server.live_server import live_server
 from tests.server.scripted_engine import ScriptedEngine, Step, words
 
 
-def error_of(response: httpx.Response) -> dict[str, object]:
+def error_of(response: httpx.Response) -> dict[str, Any]:
     error = response.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
     assert error["message"]
@@ -50,7 +51,7 @@ async def test_models(client):
     assert error_of(response)["code"] == "model_not_found"
 
 
-@pytest.mark.parametrize("path", ["/", "/v1", "/v1/completions/", "/v1/embeddings", "/v2/models"])
+@pytest.mark.parametrize("path", ["/", "/v1", "/v1/completion", "/v1/embeddings", "/v2/models"])
 @pytest.mark.parametrize("method", ["GET", "POST"])
 async def test_unknown_route(client, method, path):
     response = await client.http.request(method, path)
@@ -65,16 +66,18 @@ async def test_unknown_route(client, method, path):
     [
         ("GET", "/v1/completions", "POST"),
         ("DELETE", "/v1/chat/completions", "POST"),
-        ("POST", "/v1/models", "GET"),
-        ("PUT", "/health", "GET"),
-        ("OPTIONS", "/v1/responses/r", "DELETE, GET"),
-        ("POST", "/v1/responses/r", "DELETE, GET"),
+        ("POST", "/v1/models", "GET, HEAD"),
+        ("HEAD", "/v1/completions", "POST"),
+        ("PUT", "/health", "GET, HEAD"),
+        ("OPTIONS", "/v1/responses/r", "DELETE, GET, HEAD"),
+        ("POST", "/v1/responses/r", "DELETE, GET, HEAD"),
     ],
 )
 async def test_wrong_method(client, method, path, allowed):
     response = await client.http.request(method, path)
     assert response.status_code == 405
-    assert error_of(response)["code"] == "method_not_allowed"
+    if method != "HEAD":
+        assert error_of(response)["code"] == "method_not_allowed"
     assert response.headers["allow"] == allowed
 
 
@@ -293,7 +296,7 @@ async def test_openapi_describes_the_bodies(client):
 
 def test_lifespan_loads_and_stops_the_engine(config):
     engine = ScriptedEngine(state=EngineState.LOADING)
-    told = []
+    told: list[Exception | None] = []
     with live_server(create_app(engine, config, on_loaded=told.append)) as url:
         assert httpx.get(f"{url}/health").status_code == 200
     assert told == [None]
@@ -303,7 +306,7 @@ def test_lifespan_loads_and_stops_the_engine(config):
 def test_lifespan_tells_why_a_load_failed(config):
     failure = RuntimeError("no such model")
     engine = ScriptedEngine(state=EngineState.LOADING, load_error=failure)
-    told = []
+    told: list[Exception | None] = []
     with live_server(create_app(engine, config, on_loaded=told.append)) as url:
         response = httpx.get(f"{url}/health")
         assert response.status_code == 503

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import anthropic
+import pydantic
 import pytest
 
 from engine.request import FinishReason
@@ -17,6 +18,7 @@ WEATHER = {
     "description": "Weather of a city",
     "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}},
 }
+SCHEMA = {"type": "json_schema", "schema": {"type": "object"}}
 CALL = ["<tool_", 'call>{"name": "weather", "argu', 'ments": {"city": "Ro', 'me"}}</tool_call>']
 
 
@@ -183,11 +185,87 @@ async def test_thinking(ask, engine, thinking, meant):
     engine.tokenizer.chat_template.source = "</think>"
     engine.script = lambda request: words("<think>", "Hm", "</think>", "Yes")
     body = (await ask(thinking=thinking)).json()
-    assert engine.submitted[0].source.options.template_args == {"enable_thinking": meant}
+    assert engine.submitted[0].source.options.template_args == {
+        "enable_thinking": meant,
+        "thinking": meant,
+    }
     assert body["content"] == [
         {"type": "thinking", "thinking": "Hm", "signature": ""},
         {"type": "text", "text": "Yes"},
     ]
+
+
+def billing(cch):
+    return f"x-anthropic-billing-header: cc_version=2.1.177.01c; cc_entrypoint=cli; cch={cch};"
+
+
+@pytest.mark.parametrize(
+    "system",
+    [
+        lambda cch: [{"type": "text", "text": billing(cch)}, {"type": "text", "text": "You code."}],
+        lambda cch: [{"type": "text", "text": f"{billing(cch)}\n\nYou code."}],
+        lambda cch: f"{billing(cch)}\nYou code.",
+    ],
+)
+async def test_claude_codes_accounting_line_is_no_part_of_the_prompt(ask, engine, system):
+    for cch in ("36ee5", "0aaa9"):
+        assert (await ask(system=system(cch))).status_code == 200
+    first, second = engine.submitted
+    assert first.prompt_token_ids == second.prompt_token_ids
+    assert first.source.messages == ({"role": "system", "content": "You code."}, HI)
+    counted = [
+        (await ask("/v1/messages/count_tokens", max_tokens="absent", system=each)).json()
+        for each in (system("36ee5"), "You code.")
+    ]
+    assert counted[0] == counted[1]
+
+
+async def test_the_line_elsewhere_is_text(ask, engine):
+    engine.max_context = 1000
+    system = f"Never write\n{billing(1)}"
+    messages = [{"role": "user", "content": billing(2)}]
+    await ask(system=system, messages=messages)
+    assert engine.submitted[0].source.messages == (
+        {"role": "system", "content": system}, *messages
+    )  # fmt: skip
+    assert (await ask(system=billing(3))).status_code == 200
+    assert engine.submitted[1].source.messages == (HI,)
+
+
+async def test_system_message_in_mid_conversation(ask, engine):
+    reminder = {"role": "system", "content": [{"type": "text", "text": "Be brief."}]}
+    assert (await ask(messages=[HI, reminder, HI])).status_code == 200
+    assert engine.submitted[0].source.messages[1] == {"role": "system", "content": "Be brief."}
+
+
+async def test_redacted_thinking_is_passed_over(ask, engine):
+    redacted = {"type": "redacted_thinking", "data": "AA"}
+    answer = {"role": "assistant", "content": [redacted, {"type": "text", "text": "So:"}]}
+    assert (await ask(messages=[HI, answer, HI])).status_code == 200
+    assert engine.submitted[0].source.messages[1] == {"role": "assistant", "content": "So:"}
+
+
+@pytest.mark.parametrize(
+    "fields", [{"output_config": {"format": SCHEMA, "effort": "high"}}, {"output_format": SCHEMA}]
+)
+async def test_structured_output(ask, engine, fields):
+    assert (await ask(**fields)).status_code == 200
+    (request,) = engine.submitted
+    assert (request.grammar.kind, json.loads(request.grammar.text)) == (
+        "json_schema", SCHEMA["schema"]
+    )  # fmt: skip
+    effort = request.source.options.template_args.get("reasoning_effort")
+    assert effort == ("high" if "output_config" in fields else None)
+
+
+async def test_tools_that_the_server_lacks(ask, engine, caplog):
+    search = {"type": "web_search_20250305", "name": "web_search", "max_uses": 8}
+    assert (await ask(tools=[search, WEATHER])).status_code == 200
+    (tool,) = engine.submitted[0].source.options.tools
+    assert tool["function"]["name"] == "weather"
+    assert "a tool of type 'web_search_20250305' is left out" in caplog.text
+    error = (await ask(tools=[search])).json()["error"]
+    assert "no tools of type 'web_search_20250305'" in error["message"]
 
 
 async def test_count_tokens(ask, engine):
@@ -224,7 +302,7 @@ INVALID = [
     ({"messages": []}, "messages"),
     ({"messages": "Hi"}, "messages"),
     ({"messages": ["Hi"]}, "messages.0"),
-    ({"messages": [{"role": "system", "content": "x"}]}, "messages.0.role"),
+    ({"messages": [{"role": "wizard", "content": "x"}]}, "messages.0.role"),
     ({"messages": [{"role": "user"}]}, "messages.0.content"),
     ({"messages": [{"role": "user", "content": None}]}, "messages.0.content"),
     ({"messages": [{"role": "user", "content": []}]}, "messages.0.content"),
@@ -247,7 +325,8 @@ INVALID = [
     ),
     ({"messages": [{"role": "user", "content": "x" * 200}]}, "prompt"),
     ({"system": 5}, "system"),
-    ({"system": [{"type": "image"}]}, "system.0.type"),
+    ({"system": [{"type": "image"}]}, "system.0"),
+    ({"system": [{"type": "poem"}]}, "system.0.type"),
     ({"stop_sequences": "x"}, "stop_sequences"),
     ({"stop_sequences": [""]}, "stop_sequences.0"),
     ({"stop_sequences": ["a", "b", "c"]}, "stop"),
@@ -260,6 +339,13 @@ INVALID = [
     ({"tools": [{"name": "f"}]}, "tools.0.input_schema"),
     ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools.0.name"),
     ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools.0.type"),
+    ({"tools": [{"type": 5, "name": "bash"}]}, "tools.0"),
+    ({"output_config": {"format": {"type": "text"}}}, "output_config.format.type"),
+    ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
+    ({"output_config": {"effort": "huge"}}, "output_config.effort"),
+    ({"output_config": {"format": {**SCHEMA, "schema": {"type": "broken"}}}}, "'output_config.f"),
+    ({"output_format": {**SCHEMA, "schema": {"type": "broken"}}}, "'output_format.schema'"),
+    ({"output_format": SCHEMA, "output_config": {"format": SCHEMA}}, "output_format"),
     ({"tools": [WEATHER, WEATHER]}, "weather"),
     ({"tool_choice": {"type": "any"}}, "tool_choice"),
     ({"tools": [WEATHER], "tool_choice": {"type": "tool"}}, "tool_choice.name"),
@@ -325,6 +411,19 @@ def test_anthropic_package(anthropic_client, engine):
         model="tiny/model", messages=[HI], tools=[WEATHER]
     )
     assert counted.input_tokens == whole.usage.input_tokens + whole.usage.cache_read_input_tokens
+
+
+class City(pydantic.BaseModel):
+    name: str
+    rank: int
+
+
+def test_anthropic_package_parses_structured_output(anthropic_client, engine):
+    engine.script = lambda request: words('{"name": "Rome", ', '"rank": 3}')
+    fields = {"model": "tiny/model", "max_tokens": 50, "messages": [HI], "output_format": City}
+    for messages in (anthropic_client.messages, anthropic_client.beta.messages):
+        assert messages.parse(**fields).parsed_output == City(name="Rome", rank=3)
+    assert [request.grammar.kind for request in engine.submitted] == ["json_schema"] * 2
 
 
 def test_anthropic_package_meets_errors(anthropic_client, engine):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import openai
+import pydantic
 import pytest
 
 from engine.request import FinishReason
@@ -165,6 +166,7 @@ async def test_reasoning_is_an_item_of_its_own(respond, engine):
     assert "".join(deltas) == "Hm."
     assert engine.submitted[0].source.options.template_args == {
         "enable_thinking": True,
+        "thinking": True,
         "reasoning_effort": "low",
     }
     await respond(
@@ -231,14 +233,112 @@ async def test_error_in_mid_stream(respond, engine):
         *words("a", finish=None),
         Step("", (), FinishReason.ERROR, error="It broke."),
     ]
-    last = named_events(await respond(stream=True))[-1]
+    *_, failed, last = named_events(await respond(stream=True))
     assert (last["type"], last["message"]) == ("error", "It broke.")
+    assert failed["type"] == "response.failed"
+    assert failed["response"]["status"] == "failed"
+    assert failed["response"]["error"] == {"code": "generation_failed", "message": "It broke."}
+    (item,) = failed["response"]["output"]
+    assert (item["status"], item["content"][0]["text"]) == ("incomplete", "a")
     assert (await respond()).status_code == 500
+
+
+SCHEMA_FORMAT = {
+    "type": "json_schema",
+    "name": "city",
+    "schema": {"type": "object", "properties": {"city": {"type": "string"}}},
+    "strict": True,
+}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "kind"),
+    [({"type": "text"}, None), ({"type": "json_object"}, "json_object"),
+     (SCHEMA_FORMAT, "json_schema")],
+)  # fmt: skip
+async def test_text_format(respond, client, engine, wanted, kind):
+    response = await respond(text={"format": wanted, "verbosity": "high"})
+    assert response.status_code == 200, response.text
+    assert response.json()["text"] == {"format": wanted, "verbosity": "high"}
+    grammar = engine.submitted[0].grammar
+    assert (None if grammar is None else grammar.kind) == kind
+    if kind == "json_schema":
+        inner = {key: value for key, value in wanted.items() if key != "type"}
+        await client.chat(response_format={"type": "json_schema", "json_schema": inner})
+        assert engine.submitted[1].grammar == grammar
+
+
+async def test_tools_that_the_server_lacks(respond, engine, caplog):
+    hosted = [{"type": "web_search"}, {"type": "mcp", "server_label": "x"}]
+    response = await respond(tools=[*hosted, WEATHER])
+    assert response.status_code == 200, response.text
+    assert [tool["type"] for tool in response.json()["tools"]] == ["function"]
+    (tool,) = engine.submitted[0].source.options.tools
+    assert tool["function"]["name"] == "weather"
+    assert "'web_search'" in caplog.text
+    assert "'mcp'" in caplog.text
+    error = (await respond(tools=hosted)).json()["error"]
+    assert error["message"] == "'tools.0.type': this server has no tools of type 'web_search'."
+
+
+async def test_what_may_be_included(respond):
+    wanted = ["reasoning.encrypted_content", "file_search_call.results"]
+    assert (await respond(include=wanted)).status_code == 200
+    error = (await respond(include=["message.output_text.logprobs"])).json()["error"]
+    assert "'message.output_text.logprobs'" in error["message"]
+
+
+def turns(*sizes):
+    """A conversation of as many bytes a turn, as the scripted template writes it."""
+    messages = []
+    for number, size in enumerate(sizes):
+        answer = {"role": "assistant", "content": ""}
+        question = {"role": "user", "content": ""}
+        text = str(number) * (size - len("<user><assistant>"))
+        messages += [{**question, "content": text}, answer]
+    return messages[:-1]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "max_tokens", "kept"),
+    [
+        ((30, 30, 30), None, "012"),
+        ((50, 50, 50), None, "2"),  # a fourth of 128 is for the answer
+        ((50, 40, 40, 40), None, "23"),
+        ((50, 40, 40, 40), 5, "123"),
+        ((50, 50, 50), 60, "2"),
+        ((40, 200, 40), 40, "2"),
+    ],
+)
+async def test_truncation_drops_the_oldest_turns_whole(respond, engine, sizes, max_tokens, kept):
+    fields = {"input": turns(*sizes), "max_output_tokens": max_tokens, "instructions": "Be"}
+    response = await respond(truncation="auto", **fields)
+    assert response.status_code == 200, response.text
+    assert response.json()["truncation"] == "auto"
+    first, *messages = engine.submitted[0].source.messages
+    assert first == {"role": "system", "content": "Be"}
+    assert "".join(m["content"][0] for m in messages if m["role"] == "user") == kept
+    assert [m["role"] for m in messages[:2]] != ["assistant"]
+    if len(kept) < len(sizes):
+        assert (await respond(**fields)).json()["error"]["code"] == "context_length_exceeded"
+
+
+async def test_last_turn_is_never_dropped(respond):
+    response = await respond(input=turns(30, 200), truncation="auto")
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "context_length_exceeded"
+
+
+async def test_whole_conversation_is_kept_behind_a_truncated_one(respond, engine):
+    first = (await respond(input=turns(50, 50, 50), truncation="auto")).json()
+    engine.max_context = 1000
+    await respond(input="And?", previous_response_id=first["id"])
+    assert len(engine.submitted[-1].source.messages) == len(turns(50, 50, 50)) + 2
 
 
 def test_store_is_bounded_in_number_and_size():
     def stored(size):
-        return StoredResponse("x" * size, ())
+        return StoredResponse(b"x" * size, ())
 
     store = ResponseStore(max_responses=3, max_bytes=1000)
     for name in "abc":
@@ -249,6 +349,9 @@ def test_store_is_bounded_in_number_and_size():
     store.put("me", "e", stored(900))
     assert [name for name in "abcde" if store.get("me", name)] == ["e"]
     store.put("me", "f", stored(5000))
+    assert [name for name in "ef" if store.get("me", name)] == ["e"]
+    assert store.num_bytes == 902
+    store.put("me", "e", stored(5000))
     assert len(store) == 0
     assert store.num_bytes == 0
     store.put("me", "g", stored(10))
@@ -257,6 +360,12 @@ def test_store_is_bounded_in_number_and_size():
     assert store.delete("me", "g")
     assert not store.delete("me", "g")
     assert store.num_bytes == 0
+
+
+def test_store_counts_bytes():
+    message = {"role": "user", "content": "\N{GRINNING FACE}" * 100}
+    stored = StoredResponse(b"{}", (message,))
+    assert stored.num_bytes == len(b"{}") + len(b'[{"role":"user","content":""}]') + 400
 
 
 def test_builder_does_not_change_what_it_was_given():
@@ -268,6 +377,11 @@ def test_builder_does_not_change_what_it_was_given():
 
 
 HI = {"role": "user", "content": "Hi"}
+BROKEN_FORMAT = {"type": "json_schema", "name": "a", "schema": {"type": "broken"}}
+BROKEN_CHAT_FORMAT = {
+    "type": "json_schema",
+    "json_schema": {"name": "a", "schema": {"type": "broken"}},
+}
 INVALID = [
     ({"input": None}, "input"),
     ({"input": 5}, "input"),
@@ -280,13 +394,9 @@ INVALID = [
     ({"input": [{"role": "user", "content": [5]}]}, "input.0.content.0"),
     (
         {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
-        "input.0.content.0.type",
+        "input.0.content.0",
     ),
     ({"input": [{"type": "function_call", "name": "f"}]}, "input.0.call_id"),
-    (
-        {"input": [{"type": "function_call", "name": "f", "call_id": "x", "arguments": "{"}]},
-        "input.0.arguments",
-    ),
     ({"input": [{"type": "function_call_output", "call_id": "x"}]}, "input.0.output"),
     ({"input": [{"type": "reasoning", "content": "x"}]}, "input.0.content"),
     ({"input": "x" * 200}, "input"),
@@ -308,8 +418,18 @@ INVALID = [
     ({"metadata": []}, "metadata"),
     ({"reasoning": "high"}, "reasoning"),
     ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
-    ({"text": {"format": {"type": "json_object"}}}, "text"),
-    ({"truncation": "auto"}, "truncation"),
+    ({"text": {"format": {"type": "xml"}}}, "text.format"),
+    ({"text": {"format": {"type": "json_schema", "schema": {}}}}, "text.format.name"),
+    ({"text": {"verbosity": "loud"}}, "text.verbosity"),
+    ({"text": {"format": BROKEN_FORMAT}}, "text.format.schema"),
+    ({"response_format": BROKEN_CHAT_FORMAT}, "response_format.json_schema.schema"),
+    (
+        {"text": {"format": {"type": "text"}}, "response_format": {"type": "json_object"}},
+        "response_format",
+    ),
+    ({"text": {"format": {"type": "json_object"}}, "guided_regex": "a"}, "guided_regex"),
+    ({"truncation": "latest"}, "truncation"),
+    ({"include": ["message.output_text.logprobs"]}, "include"),
     ({"background": True}, "background"),
     ({"conversation": "x"}, "conversation"),
     ({"include": ["x"]}, "include"),
@@ -360,3 +480,24 @@ def test_openai_package(openai_client, engine):
     openai_client.responses.delete(whole.id)
     with pytest.raises(openai.NotFoundError):
         openai_client.responses.retrieve(whole.id)
+
+
+class City(pydantic.BaseModel):
+    name: str
+    rank: int
+
+
+def test_openai_package_parses_structured_output(openai_client, engine):
+    engine.script = lambda request: words('{"name": "Rome", ', '"rank": 3}')
+    fields = {"model": "tiny/model", "input": "Hi", "text_format": City}
+    whole = openai_client.responses.parse(
+        **fields,
+        text={"verbosity": "low"},
+        truncation="auto",
+        include=["reasoning.encrypted_content"],
+    )
+    with openai_client.responses.stream(**fields) as stream:
+        streamed = stream.get_final_response()
+    for response in (whole, streamed):
+        assert response.output_parsed == City(name="Rome", rank=3)
+    assert [request.grammar.kind for request in engine.submitted] == ["json_schema"] * 2

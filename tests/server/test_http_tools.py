@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from engine.request import ChatOptions, FinishReason
@@ -135,7 +137,7 @@ FORCED = [
 
 @pytest.mark.parametrize(("choice", "forced", "max_calls"), FORCED)
 async def test_forced_calls_are_a_grammar(client, engine, choice, forced, max_calls):
-    fields = {"response_format": {"type": "json_object"}}
+    fields: dict[str, Any] = {"response_format": {"type": "json_object"}}
     if max_calls:
         fields["parallel_tool_calls"] = False
     response = await client.chat(tools=[WEATHER, NOW], tool_choice=choice, **fields)
@@ -254,3 +256,72 @@ async def test_held_back_text_of_a_stream_is_not_lost(client, engine):
     events = await client.chat_stream(tools=[WEATHER])
     text = "".join(e["choices"][0]["delta"].get("content") or "" for e in events)
     assert text == "Hi <tool"
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        ["```", "json\n{", '"name": "wea', 'ther", "arguments": {"city"', ': "Rome"}}\n', "```"],
+        ['{{"name": "weather", "arguments": ', '{"city": "Rome"}', "}}"],
+    ],
+)
+async def test_an_answer_that_is_a_block_of_json_is_a_call(client, engine, script):
+    engine.script = lambda request: words(*script)
+    choice = (await client.chat(tools=[WEATHER])).json()["choices"][0]
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"] == {"name": "weather", "arguments": '{"city": "Rome"}'}
+    assert choice["message"]["content"] is None
+    assert choice["finish_reason"] == "tool_calls"
+    chunks = [c for e in await client.chat_stream(tools=[WEATHER]) for c in e["choices"]]
+    parts = [call for c in chunks for call in c["delta"].get("tool_calls", ())]
+    assert parts[0]["function"]["name"] == "weather"
+    assert "".join(part["function"]["arguments"] for part in parts) == '{"city": "Rome"}'
+    assert not any(c["delta"].get("content") for c in chunks)
+    assert chunks[-1]["finish_reason"] == "tool_calls"
+    text = (await client.chat()).json()["choices"][0]["message"]
+    assert text["content"] == "".join(script)
+
+
+CHAT_ALLOWED = {
+    "type": "allowed_tools",
+    "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "function": {"name": "now"}}]},
+}
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+async def test_allowed_tools(client, engine, mode):
+    choice = {**CHAT_ALLOWED, "allowed_tools": {**CHAT_ALLOWED["allowed_tools"], "mode": mode}}
+    response = await client.chat(tools=[WEATHER, NOW], tool_choice=choice)
+    assert response.status_code == 200, response.text
+    body = {
+        "model": "tiny/model",
+        "input": "Hi",
+        "tools": [{"type": "function", "name": name} for name in ("weather", "now")],
+        "tool_choice": {
+            "type": "allowed_tools",
+            "mode": mode,
+            "tools": [{"type": "function", "name": "now"}],
+        },
+    }
+    response = await client.http.post("/v1/responses", json=body)
+    assert response.status_code == 200, response.text
+    for request in engine.submitted:
+        (tool,) = request.source.options.tools
+        assert tool["function"]["name"] == "now"
+        assert (request.grammar is not None) == (mode == "required")
+
+
+async def test_no_alternatives_may_be_asked_for_without_logprobs(client):
+    response = await client.chat(logprobs=False, top_logprobs=0)
+    assert response.status_code == 200
+    assert response.json()["choices"][0]["logprobs"] is None
+
+
+@pytest.mark.parametrize(("effort", "thinks"), [("none", False), ("minimal", True), ("max", True)])
+async def test_effort_switches_the_templates_own_thinking(client, engine, effort, thinks):
+    args = {"enable_thinking": thinks, "thinking": thinks, "reasoning_effort": effort}
+    response = await client.chat(reasoning_effort=effort, verbosity="low")
+    assert response.status_code == 200, response.text
+    assert engine.submitted[0].source.options.template_args == args
+    await client.chat(reasoning_effort=effort, chat_template_kwargs={"enable_thinking": True})
+    assert engine.submitted[1].source.options.template_args == {**args, "enable_thinking": True}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -45,19 +46,19 @@ def url() -> Iterator[str]:
         yield url
 
 
-def nested(levels: int) -> dict:
-    schema: dict = {}
+def nested(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {}
     for _ in range(levels - 1):
         schema = {"items": schema}
     return schema
 
 
-def tools(count: int, levels: int = 2) -> list[dict]:
+def tools(count: int, levels: int = 2) -> list[dict[str, Any]]:
     functions = [{"name": f"f{n}", "parameters": nested(levels)} for n in range(count)]
     return [{"type": "function", "function": function} for function in functions]
 
 
-def schema_format(schema: dict) -> dict:
+def schema_format(schema: dict[str, Any]) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import openai
 import pytest
 
@@ -9,7 +11,7 @@ from engine.request import FinishReason
 from tests.server.live_server import live_server
 from tests.server.scripted_engine import Step, words
 
-HI = [{"role": "user", "content": "Hi"}]
+HI: list[Any] = [{"role": "user", "content": "Hi"}]
 
 
 @pytest.fixture
@@ -115,7 +117,7 @@ def test_error_in_mid_stream(openai_client, engine):
         Step("", (), FinishReason.ERROR, error="It broke."),
     ]
     stream = openai_client.chat.completions.create(model="tiny/model", messages=HI, stream=True)
-    texts = []
+    texts: list[str] = []
     with pytest.raises(openai.APIError, match=r"It broke\."):
         texts.extend(chunk.choices[0].delta.content for chunk in stream)
     assert engine.num_requests == 0

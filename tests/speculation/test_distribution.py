@@ -27,6 +27,8 @@ from engine.request import SpeculationParams, TextPrompt
 from tests.engine.helpers import make_core, make_request, run_all, tokens_of
 from tests.speculation.fakes import FakeTokenizer, TableRunner
 
+pytestmark = pytest.mark.slow
+
 NUM_SAMPLES = 20_000
 NUM_TOKENS = 3
 TEMPERATURE = 0.9
@@ -81,7 +83,7 @@ def ngram() -> Drafter:
 
 
 def predicted() -> Drafter:
-    return PredictedDrafter(TARGET)
+    return PredictedDrafter()
 
 
 DRAFTERS: dict[str, tuple[Callable[[], Drafter], ...]] = {

@@ -11,6 +11,7 @@ from engine.draft.drafter import Draft, DraftRequest
 from engine.draft.faults import DrafterFaults
 from engine.draft.policy import FixedPolicy
 from engine.draft.speculator import Speculator
+from engine.request import GenerationRequest
 from engine.sequence import TokenSequence
 from tests.engine.helpers import make_core, make_request, run_all, tokens_of
 from tests.engine.mock_model import MockRunner
@@ -36,6 +37,8 @@ class SickDrafter:
         self.num_asked = 0
 
     def warm_up(self) -> None: ...
+
+    def preprocess(self, request: GenerationRequest, prediction_ids: Sequence[int]) -> None: ...
 
     def backlog(self, sequence: TokenSequence) -> int:
         return 0

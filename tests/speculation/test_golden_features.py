@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +28,7 @@ from tests.speculation.text_engine import (
     make_engine,
     make_requests,
 )
+from tests.tiers import slow_unless_auto
 
 Outputs = dict[str, list[RequestOutput]]
 
@@ -53,11 +54,11 @@ TRUNCATIONS: dict[str, dict[str, Any]] = {
     "all": {"min_p": 0.02, "top_k": 9, "top_p": 0.95, "temperature": 1.3},
 }
 SAMPLED = {"temperature": 0.9}
-drafting_and_sampling = pytest.mark.parametrize(
-    ("drafting", "sampled"),
-    [(drafting, sampled) for drafting in DRAFTINGS for sampled in ({}, SAMPLED)],
-    ids=lambda value: value if isinstance(value, str) else "seeded" if value else "greedy",
-)
+
+
+def drafting_and_sampling(test: Callable[..., None]) -> Callable[..., None]:
+    sampled = pytest.mark.parametrize("sampled", [{}, SAMPLED], ids=["greedy", "seeded"])
+    return pytest.mark.parametrize("drafting", slow_unless_auto(DRAFTINGS))(sampled(test))
 
 
 def plain(requests: Sequence[GenerationRequest], alphabet: str = LETTERS) -> Outputs:
@@ -121,7 +122,7 @@ def test_sampling_features(feature: str, drafting: str, sampled: dict[str, Any])
         assert core.metrics.target_passes < core.metrics.generated_tokens
 
 
-@pytest.mark.parametrize("drafting", DRAFTINGS)
+@pytest.mark.parametrize("drafting", slow_unless_auto(DRAFTINGS))
 @pytest.mark.parametrize("truncation", TRUNCATIONS)
 def test_truncation(truncation: str, drafting: str) -> None:
     core, _ = check(drafting, make_requests(**(SAMPLED | TRUNCATIONS[truncation])))
@@ -135,7 +136,7 @@ def middle_of_answers(length: int) -> dict[str, str]:
     return {name: text_of(out)[17 : 17 + length] for name, out in plain(make_requests()).items()}
 
 
-@pytest.mark.parametrize("drafting", DRAFTINGS)
+@pytest.mark.parametrize("drafting", slow_unless_auto(DRAFTINGS))
 @pytest.mark.parametrize("include", [False, True], ids=["cut", "included"])
 def test_stop_string_inside_a_draft(drafting: str, include: bool) -> None:
     num_inside = sum(len(_stopped_inside_draft(drafting, include, n)) for n in (1, 2, 3, 5))
@@ -191,7 +192,7 @@ def test_max_tokens_inside_a_draft(max_tokens: int, drafting: str, sampled: dict
         assert steps[-1].finish_reason is FinishReason.LENGTH
 
 
-@pytest.mark.parametrize("drafting", DRAFTINGS)
+@pytest.mark.parametrize("drafting", slow_unless_auto(DRAFTINGS))
 def test_choices_of_one_request(drafting: str) -> None:
     (request,) = make_requests(1, temperature=1.2)
     choices = [

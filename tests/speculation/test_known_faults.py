@@ -59,6 +59,8 @@ class ScriptedDrafter:
 
     def warm_up(self) -> None: ...
 
+    def preprocess(self, request: GenerationRequest, prediction_ids: Sequence[int]) -> None: ...
+
     def backlog(self, sequence: TokenSequence) -> int:
         return 0
 

@@ -66,6 +66,9 @@ class FlakyDrafter:
     def warm_up(self) -> None:
         self._inner.warm_up()
 
+    def preprocess(self, request: GenerationRequest, prediction_ids: Sequence[int]) -> Any:
+        return self._inner.preprocess(request, prediction_ids)
+
     def backlog(self, sequence: TokenSequence) -> int:
         return self._inner.backlog(sequence)
 
@@ -100,7 +103,7 @@ def draft_model(
 def make_drafters(drafting: str, alphabet: str, **options: Any) -> list[Drafter]:
     """One drafter by name, or all of them for "fixed" and "auto"; options go to the models."""
     makers: dict[str, Callable[[], Drafter]] = {
-        "predicted": lambda: PredictedDrafter(TARGET),
+        "predicted": lambda: PredictedDrafter(),
         "ngram": lambda: NgramDrafter(min_match=2, max_match=4),
         "model": lambda: ModelDrafter(draft_model(TARGET, alphabet, **options), TARGET, TARGET),
         "universal": lambda: UniversalDrafter(

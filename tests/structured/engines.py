@@ -80,7 +80,7 @@ def make_drafters(style: TokenizerStyle, drafting: str) -> list[Drafter]:
     makers: dict[str, Callable[[], Drafter]] = {
         "grammar": lambda: ForcedDrafter(grammars(style)),
         "ngram": lambda: NgramDrafter(min_match=1, max_match=3),
-        "predicted": lambda: PredictedDrafter(target),
+        "predicted": lambda: PredictedDrafter(),
         "model": lambda: ModelDrafter(draft_model(style), target, target),
         "universal": lambda: UniversalDrafter(draft_model(other), tokenizer(other), target),
     }
@@ -140,7 +140,8 @@ class Walk:
 
     def __init__(self, spec: GrammarSpec, style: TokenizerStyle = "byte_level") -> None:
         self._num_words = num_mask_words(grammars(style).vocab_size)
-        self.matcher = grammars(style).matcher(spec)
+        known = grammars(style)
+        self.matcher = known.matcher(known.compile(spec))
         self.sequence = TokenSequence(make_request([0]), 0.0)
 
     def commit(self, token_id: int) -> None:

@@ -22,6 +22,7 @@ from tests.structured.engines import (
     tokenizer,
 )
 from tests.structured.schemas import SCHEMAS
+from tests.tiers import slow_unless_auto
 
 SAMPLED = {"temperature": 0.9, "top_p": 0.95}
 PENALISED = {"repetition_penalty": 1.1, "presence_penalty": 0.4, "frequency_penalty": 0.2}
@@ -75,7 +76,7 @@ def plain(sampled: bool) -> dict[str, Answer]:
 
 
 @pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("drafting", ["plain", *DRAFTINGS])
+@pytest.mark.parametrize("drafting", slow_unless_auto(["plain", *DRAFTINGS]))
 def test_same_output_alone_and_together(drafting: str, sampled: bool) -> None:
     requests = requests_for(SAMPLED if sampled else {})
     core = make_engine(drafting)

@@ -114,7 +114,7 @@ def test_stop_tokens_and_bias_against_all_that_is_allowed_do_not_leave_the_gramm
 def test_a_dead_end_fails_its_request_alone(drafting: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The grammar is one that the library can't follow far."""
     limits = LLParserLimits(step_lexer_fuel=400, verbose_errors=False)
-    monkeypatch.setattr("engine.sampling.grammar._limits", lambda: limits)
+    monkeypatch.setattr("engine.sampling.grammar_compiler._limits", lambda: limits)
     grammars.cache_clear()
     other = structured(GrammarSpec("regex", "(the|a) cat"), "other", temperature=0.7)
     hard = GrammarSpec("regex", r"x[a-z]+|y(\w|\p{L}){1,500}\d(?:[^x]{3,90}y){1,9}")

@@ -62,7 +62,7 @@ SLIPSTREAM_INLINE void block_scores(const AttentionTask& t, int block, int v, in
     const int in_block = kv.block_size - v - 16 * j - 1;
     for (int i = 0; i < kQueries; ++i) {
       const int last = t.position[i] - start < in_block ? t.position[i] - start : in_block;
-      const Simd::F s = Simd::mul(acc[j][i], Simd::set1(t.scale));
+      const Simd::F s = nan_if_infinite(Simd::mul(acc[j][i], Simd::set1(t.scale)));
       Simd::store(scores + i * score_stride + 16 * j,
                   Simd::window(s, first_position(t, i) - start, last, kMinusInfinity));
     }
@@ -83,7 +83,8 @@ void attention_scores(const AttentionTask& t, BlockRange range, int64_t score_st
   }
 }
 
-// Turns scores into exp(score - max) in place; returns their sum.
+// Turns scores into exp(score - max) in place; returns their sum, which holds every NaN although the
+// largest may lack one.
 inline float softmax_numerators(float* scores, int64_t n) {
   Simd::F largest = Simd::set1(kMinusInfinity);
   for (int64_t i = 0; i < n; i += 16) largest = Simd::max(largest, Simd::load(scores + i));

@@ -16,6 +16,11 @@ constexpr int kColumnsPerTask = 512;
 constexpr float kLikelyWithin[] = {8.0f, 4.0f, 2.0f, 1.0f};
 constexpr size_t kFewTiles = 128;
 
+// Bounds that keep sizes in bytes far from overflow.
+constexpr int kMostLayers = 1 << 16;
+constexpr int kMostBlockTokens = 1 << 16;
+constexpr int64_t kMostKvBytes = int64_t{1} << 46;
+
 int padded(int block_size) { return static_cast<int>(round_up(block_size, 16)); }
 
 int64_t kv_bytes(KvType type) { return type == KvType::F32 ? 4 : 2; }
@@ -52,7 +57,10 @@ Decoder::Decoder(ThreadPool& pool, const Kernels& kernels, DecoderShape shape, K
       head_(head),
       final_norm_(final_norm),
       layers_(std::move(layers)) {
-  require(kv.block_size > 0 && kv.num_blocks > 0, "the KV cache needs at least one block");
+  require(kv.num_blocks > 0, "the KV cache needs at least one block");
+  require(kv.num_blocks <= kMostKvBytes / kv_block_bytes(shape_, static_cast<int>(layers_.size()),
+                                                         kv.block_size, kv.type),
+          "the KV cache is too large");
   keys_bytes_ = round_up(int64_t{kv.num_blocks} * shape_.kv_heads * shape_.head_dim *
                              padded(kv.block_size) * kv_bytes(kv.type), 64);
   const int64_t values = int64_t{kv.num_blocks} * shape_.kv_heads * kv.block_size *
@@ -63,6 +71,8 @@ Decoder::Decoder(ThreadPool& pool, const Kernels& kernels, DecoderShape shape, K
 
 int64_t Decoder::kv_block_bytes(const DecoderShape& shape, int layers, int block_size,
                                 KvType type) {
+  require(layers > 0 && layers <= kMostLayers, "the number of layers is out of range");
+  require(block_size > 0 && block_size <= kMostBlockTokens, "the KV block size is out of range");
   const int64_t keys = int64_t{shape.head_dim} * padded(block_size);
   const int64_t values = round_up(shape.head_dim, 16) * block_size;
   return layers * shape.kv_heads * (keys + values) * kv_bytes(type);
@@ -82,30 +92,45 @@ KvLayer Decoder::kv_layer(int index) const {
 }
 
 void Decoder::check(const Step& step) const {
-  const int64_t slots = int64_t{kv_shape_.block_size} * kv_shape_.num_blocks;
   require(step.slices > 0 && step.query_starts[0] == 0, "query_starts must begin with 0");
   require(step.query_starts[step.slices] == step.tokens, "query_starts must end with the tokens");
+  for (int s = 0; s < step.slices; ++s) {
+    require(step.query_starts[s] < step.query_starts[s + 1] &&
+                step.query_starts[s + 1] <= step.tokens,
+            "a slice needs at least one token of the step");
+    check_slice(step, s);
+  }
   for (int t = 0; t < step.tokens; ++t) {
     require(step.token_ids[t] >= 0 && step.token_ids[t] < shape_.vocab, "token id out of range");
-    require(step.slots[t] >= 0 && step.slots[t] < slots, "KV slot out of range");
-  }
-  for (int s = 0; s < step.slices; ++s) {
-    const int begin = step.query_starts[s], end = step.query_starts[s + 1];
-    const int blocks = static_cast<int>(ceil_div(step.context_lens[s], kv_shape_.block_size));
-    require(end > begin, "a slice needs at least one token");
-    require(blocks <= step.table_width, "block_tables is too narrow for context_lens");
-    for (int t = begin; t < end; ++t) {
-      require(step.positions[t] >= 0 && step.positions[t] < step.context_lens[s],
-              "a position lies outside its slice's context");
-    }
-    for (int b = 0; b < blocks; ++b) {
-      const int block = step.block_tables[int64_t{s} * step.table_width + b];
-      require(block >= 0 && block < kv_shape_.num_blocks, "KV block out of range");
-    }
   }
   for (int l = 0; l < step.logits; ++l) {
     require(step.logit_rows[l] >= 0 && step.logit_rows[l] < step.tokens,
             "a logit row lies outside the step");
+    require(l == 0 || step.logit_rows[l] > step.logit_rows[l - 1], "logit_rows must ascend");
+  }
+  std::vector<int64_t> slots(step.slots, step.slots + step.tokens);
+  std::sort(slots.begin(), slots.end());
+  require(std::adjacent_find(slots.begin(), slots.end()) == slots.end(),
+          "two tokens have one KV slot");
+}
+
+void Decoder::check_slice(const Step& step, int slice) const {
+  const int size = kv_shape_.block_size;
+  const int32_t* table = step.block_tables + int64_t{slice} * step.table_width;
+  const int64_t blocks = ceil_div(step.context_lens[slice], size);
+  require(blocks <= step.table_width, "block_tables is too narrow for context_lens");
+  for (int64_t b = 0; b < blocks; ++b) {
+    require(table[b] >= 0 && table[b] < kv_shape_.num_blocks, "KV block out of range");
+  }
+  const int begin = step.query_starts[slice], end = step.query_starts[slice + 1];
+  for (int t = begin; t < end; ++t) {
+    const int position = step.positions[t];
+    require(position >= 0 && position < step.context_lens[slice],
+            "a position lies outside its slice's context");
+    require(t == begin || position == step.positions[t - 1] + 1,
+            "the positions of a slice must follow each other");
+    require(step.slots[t] == int64_t{table[position / size]} * size + position % size,
+            "a KV slot is not its position's in block_tables");
   }
 }
 

@@ -34,7 +34,6 @@ struct DecoderShape {
   int kv_heads = 0;
   int head_dim = 0;
   int vocab = 0;
-  int max_positions = 0;
   float norm_eps = 0.0f;
   float attention_scale = 0.0f;
   float embedding_scale = 1.0f;
@@ -93,6 +92,7 @@ class Decoder {
   };
 
   void check(const Step& step) const;
+  void check_slice(const Step& step, int slice) const;
   void reserve(Rows& rows, int count, int cols, bool precise);
   void prepare(const Step& step);
   void rope_tables(const Step& step);

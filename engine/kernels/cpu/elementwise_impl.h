@@ -7,11 +7,17 @@
 namespace slipstream {
 namespace {
 
-// exp(x), 0 below -87. Range reduction to |r| <= ln(2) / 2 and a degree-6 Taylor polynomial
+constexpr float kLargestFinite = 3.402823466e38f;
+constexpr float kNan = __builtin_nanf("");
+
+// A NaN where x is infinite: only so can no later step turn an overflow into a finite number.
+SLIPSTREAM_INLINE Simd::F nan_if_infinite(Simd::F x) { return Simd::fma(x, Simd::zero(), x); }
+
+// exp(x), 0 below -87, NaN for a NaN (which min and max let pass as their second argument). Range reduction to |r| <= ln(2) / 2 and a degree-6 Taylor polynomial
 // (relative error below 2e-7).
 inline Simd::F exp16(Simd::F x) {
   const Simd::F lowest = Simd::set1(-87.0f);
-  const Simd::F clamped = Simd::min(Simd::max(x, lowest), Simd::set1(88.0f));
+  const Simd::F clamped = Simd::min(Simd::set1(88.0f), Simd::max(lowest, x));
   const Simd::F n = Simd::round(Simd::mul(clamped, Simd::set1(1.44269504088896341f)));
   Simd::F r = Simd::fma(n, Simd::set1(-0.693359375f), clamped);
   r = Simd::fma(n, Simd::set1(2.12194440e-4f), r);
@@ -34,7 +40,9 @@ inline void rms_norm(const float* x, const float* weight, int n, float eps, floa
     squares = Simd::fma(v, v, squares);
   }
   const float mean = Simd::hsum(squares) / static_cast<float>(n);
-  const Simd::F scale = Simd::set1(1.0f / __builtin_sqrtf(mean + eps));
+  // Where the squares overflow, the reciprocal would make zeros of all that is finite.
+  const Simd::F scale =
+      Simd::set1(mean <= kLargestFinite ? 1.0f / __builtin_sqrtf(mean + eps) : kNan);
   for (int i = 0; i < n; i += 16) {
     const int m = lanes_left(n, i);
     const Simd::F v = Simd::mul(Simd::load_n(x + i, m), scale);
@@ -80,14 +88,19 @@ inline void add_into(const float* x, int n, float* into) {
   }
 }
 
-// Rounds a group of 32 to signed bytes and turns it into what rounding left.
+constexpr float kLeastToRound = 1e-36f;  // below, the reciprocal overflows
+
+// Rounds a group of 32 to signed bytes and turns it into what rounding left. A group with a NaN or
+// an infinity gets the scale NaN, so that every sum over it is one.
 inline void quantize_group(Simd::F& low, Simd::F& high, int row, int group, QuantizedRows& to) {
   const int block = row / kRowBlock, r = row % kRowBlock, in_block = to.block_rows(block);
   const int64_t base = to.block_offset(block) + int64_t{group} * in_block;
-  const Simd::F magnitude = Simd::max(Simd::max(low, Simd::sub(Simd::zero(), low)),
-                                      Simd::max(high, Simd::sub(Simd::zero(), high)));
-  const float largest = Simd::hmax(magnitude);
-  const float scale = largest / 127.0f;
+  const float largest = Simd::largest_magnitude(low, high);
+  float scale = largest >= kLeastToRound ? largest / 127.0f : 0.0f;
+  if (!(largest <= kLargestFinite)) {
+    low = high = Simd::zero();
+    scale = kNan;
+  }
   const Simd::F inverse = Simd::set1(scale > 0.0f ? 127.0f / largest : 0.0f);
   low = Simd::mul(low, inverse);
   high = Simd::mul(high, inverse);

@@ -28,8 +28,13 @@ enum class Format : uint8_t {
   Q6Super = 6,      // w = (D s) (q - 32), 8-bit s per 16 columns, float16 D per 8 groups  (Q6_K)
   Q8Symmetric = 7,  // w = d q, q signed, float16 d per group                  (Q8_0, Q5_0, int8)
   Q8Affine = 8,     // w = d q + m, 0 <= q < 128, float32 d and m per group          (Q5_1, Q5_K)
+  Q4Table = 9,      // w = d t[q], float16 d per group                                  (IQ4_NL)
+  Q4TableSuper = 10,  // w = (D s) t[q], signed 8-bit s per group, float16 D per 8      (IQ4_XS)
 };
-constexpr int kFormats = 9;
+constexpr int kFormats = 11;
+
+// t: the sixteen levels of the IQ4 types, closer to each other near zero.
+constexpr int8_t kLevels[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 
 constexpr bool is_quantized(Format f) { return f >= Format::Q4Affine; }
 
@@ -63,6 +68,13 @@ template <>
 struct Layout<Format::Q8Affine> {
   static constexpr int kGroups = 1, kHeader = 128, kBytes = 512;
 };
+template <>
+struct Layout<Format::Q4Table> : Layout<Format::Q4Symmetric> {};
+template <>
+struct Layout<Format::Q4TableSuper> {
+  // D[16] f16, 32 bytes of padding, then for each group s[16] i8 and as much padding
+  static constexpr int kGroups = 8, kHeader = 64 + 8 * 32, kBytes = 256;
+};
 
 struct FormatInfo {
   int groups_per_block;
@@ -87,6 +99,8 @@ constexpr FormatInfo format_info(Format f) {
     case Format::Q6Super: return quantized_info<Format::Q6Super>();
     case Format::Q8Symmetric: return quantized_info<Format::Q8Symmetric>();
     case Format::Q8Affine: return quantized_info<Format::Q8Affine>();
+    case Format::Q4Table: return quantized_info<Format::Q4Table>();
+    case Format::Q4TableSuper: return quantized_info<Format::Q4TableSuper>();
   }
   return {0, 0, 0, 0};
 }

@@ -13,7 +13,8 @@ namespace {
 
 enum GgmlType : int {
   kGgmlF32 = 0, kGgmlF16 = 1, kGgmlQ4_0 = 2, kGgmlQ4_1 = 3, kGgmlQ5_0 = 6, kGgmlQ5_1 = 7,
-  kGgmlQ8_0 = 8, kGgmlQ4_K = 12, kGgmlQ5_K = 13, kGgmlQ6_K = 14, kGgmlBF16 = 30,
+  kGgmlQ8_0 = 8, kGgmlQ3_K = 11, kGgmlQ4_K = 12, kGgmlQ5_K = 13, kGgmlQ6_K = 14, kGgmlIQ4_NL = 20,
+  kGgmlIQ4_XS = 23, kGgmlBF16 = 30,
 };
 
 struct BlockShape {
@@ -25,22 +26,31 @@ inline BlockShape block_shape(int type) {
     case kGgmlF32: return {1, 4};
     case kGgmlF16:
     case kGgmlBF16: return {1, 2};
-    case kGgmlQ4_0: return {32, 18};
+    case kGgmlQ4_0:
+    case kGgmlIQ4_NL: return {32, 18};
     case kGgmlQ4_1: return {32, 20};
     case kGgmlQ5_0: return {32, 22};
     case kGgmlQ5_1: return {32, 24};
     case kGgmlQ8_0: return {32, 34};
+    case kGgmlQ3_K: return {256, 110};
     case kGgmlQ4_K: return {256, 144};
     case kGgmlQ5_K: return {256, 176};
     case kGgmlQ6_K: return {256, 210};
-    default: throw std::invalid_argument("GGUF tensor type " + std::to_string(type) +
-                                         " is not supported");
+    case kGgmlIQ4_XS: return {256, 136};
+    default: throw std::invalid_argument("no packed format holds GGUF tensor type " +
+                                         std::to_string(type));
   }
 }
 
 inline uint16_t read_u16(const uint8_t* p) {
   uint16_t v;
   std::memcpy(&v, p, 2);
+  return v;
+}
+
+inline uint32_t read_u32(const uint8_t* p) {
+  uint32_t v;
+  std::memcpy(&v, p, 4);
   return v;
 }
 
@@ -52,8 +62,7 @@ inline void decode_nibbles(const uint8_t* p, uint8_t* q) {
 }
 
 inline void add_fifth_bits(const uint8_t* p, uint8_t* q) {
-  uint32_t bits;
-  std::memcpy(&bits, p, 4);
+  const uint32_t bits = read_u32(p);
   for (int i = 0; i < 32; ++i) q[i] = static_cast<uint8_t>(q[i] | ((bits >> i & 1) << 4));
 }
 
@@ -85,6 +94,31 @@ inline void decode_q6_k(const uint8_t* block, int group, DecodedGroup& g) {
   g.d = read_u16(block + 208);
 }
 
+// Quants around 4 become quants around 32: with signed scales of half a group, Q6_K holds Q3_K too.
+inline void decode_q3_k(const uint8_t* block, int group, DecodedGroup& g) {
+  const int half = group / 4, part = group % 4;
+  const uint8_t* low = block + 32 + 32 * half;
+  for (int i = 0; i < 32; ++i) {
+    const int q = (low[i] >> (2 * part) & 3) | ((block[i] >> group & 1) << 2);
+    g.q[i] = static_cast<uint8_t>(q - 4 + 32);
+  }
+  for (int i = 0; i < 2; ++i) {
+    const int j = 2 * group + i;
+    const uint8_t* scales = block + 96;
+    const int four = j < 8 ? scales[j] & 15 : scales[j - 8] >> 4;
+    const int two = scales[8 + j % 4] >> (2 * (j / 4)) & 3;
+    g.half_scales[i] = static_cast<int8_t>((four | two << 4) - 32);
+  }
+  g.d = read_u16(block + 108);
+}
+
+inline void decode_iq4_xs(const uint8_t* block, int group, DecodedGroup& g) {
+  const int four = block[4 + group / 2] >> (4 * (group % 2)) & 15;
+  const int two = read_u16(block + 2) >> (2 * group) & 3;
+  g.small_scale = static_cast<uint8_t>((four | two << 4) - 32);  // a signed byte
+  decode_nibbles(block + 8 + 16 * group, g.q);
+}
+
 // Group `group` of a row that starts at `row`.
 inline DecodedGroup decode_group(int type, const uint8_t* row, int64_t group) {
   const BlockShape shape = block_shape(type);
@@ -93,7 +127,8 @@ inline DecodedGroup decode_group(int type, const uint8_t* row, int64_t group) {
   DecodedGroup g;
   g.d = read_u16(p);
   switch (type) {
-    case kGgmlQ4_0: decode_nibbles(p + 2, g.q); break;
+    case kGgmlQ4_0:
+    case kGgmlIQ4_NL: decode_nibbles(p + 2, g.q); break;
     case kGgmlQ4_1:
       g.m = read_u16(p + 2);
       decode_nibbles(p + 4, g.q);
@@ -124,7 +159,9 @@ inline DecodedGroup decode_group(int type, const uint8_t* row, int64_t group) {
         g.q[i] = static_cast<uint8_t>(g.q[i] | ((p[16 + i] >> in_block & 1) << 4));
       }
       break;
+    case kGgmlQ3_K: decode_q3_k(p, in_block, g); break;
     case kGgmlQ6_K: decode_q6_k(p, in_block, g); break;
+    case kGgmlIQ4_XS: decode_iq4_xs(p, in_block, g); break;
     default: throw std::invalid_argument("not a quantized GGUF tensor type");
   }
   return g;

@@ -7,6 +7,8 @@
 namespace slipstream {
 namespace {
 
+constexpr uint16_t kHalfNan = 0x7e00;
+
 inline uint32_t float_bits(float x) {
   uint32_t bits;
   std::memcpy(&bits, &x, sizeof bits);
@@ -35,7 +37,7 @@ inline uint16_t float_to_half(float x) {
   const uint32_t bits = float_bits(x);
   const uint32_t sign = (bits >> 16) & 0x8000;
   const uint32_t magnitude = bits & 0x7fffffff;
-  if (magnitude > 0x7f800000) return static_cast<uint16_t>(sign | 0x7e00);
+  if (magnitude > 0x7f800000) return static_cast<uint16_t>(sign | kHalfNan);
   if (magnitude >= 0x477ff000) return static_cast<uint16_t>(sign | 0x7c00);
   if (magnitude < 0x38800000) {  // subnormal in float16: let the adder round to a multiple of 2^-24
     const float shifted = bits_float(magnitude) + 0.5f;

@@ -109,6 +109,7 @@ struct DrawRow {
 
 enum class Activation : uint8_t { Silu = 0, GeluTanh = 1 };
 
+// A NaN or infinity that any of these meets comes out as a NaN of every value it has part in.
 struct Kernels {
   const char* name;
   void (*linear_tiles)(const Matrix&, const LinearInput&, int begin, int end, const LinearOutput&);

@@ -4,6 +4,7 @@
 // sequence of operations, so a row's result has the same bits whatever rows stand beside it.
 #pragma once
 
+#include "elementwise_impl.h"
 #include "kernels.h"
 
 namespace slipstream {
@@ -30,12 +31,19 @@ struct Unpack;
 template <Format F>
 constexpr bool kAffine = F == Format::Q4Affine || F == Format::Q4Super || F == Format::Q8Affine;
 
+template <Format F>
+constexpr bool kTable = F == Format::Q4Table || F == Format::Q4TableSuper;
+
+// Weights that are signed bytes, unless the variant's dot product wants them unsigned.
+template <Format F>
+constexpr bool kSignedBytes = F == Format::Q8Symmetric || kTable<F>;
+
 // What unsigned weights are above the signed ones, as a power of two.
 template <Format F>
-constexpr int kOffset = F == Format::Q4Symmetric                          ? 8
-                        : F == Format::Q6Super                            ? 32
-                        : F == Format::Q8Symmetric && !Simd::kSignedDot   ? 128
-                                                                          : 0;
+constexpr int kOffset = F == Format::Q4Symmetric                  ? 8
+                        : F == Format::Q6Super                    ? 32
+                        : kSignedBytes<F> && !Simd::kSignedDot    ? 128
+                                                                  : 0;
 
 SLIPSTREAM_INLINE void unpack_nibbles(const uint8_t* data, Simd::Q w[kQuads]) {
   for (int j = 0; j < 4; ++j) {
@@ -67,6 +75,11 @@ struct BlockScales<Format::Q6Super> {
       : scale(Simd::load_half(reinterpret_cast<const uint16_t*>(block))) {}
 };
 
+template <>
+struct BlockScales<Format::Q4TableSuper> : BlockScales<Format::Q6Super> {
+  using BlockScales<Format::Q6Super>::BlockScales;
+};
+
 template <Format F>
 SLIPSTREAM_INLINE GroupScales group_scales(const uint8_t* block, int group, const BlockScales<F>& super) {
   const uint16_t* half = reinterpret_cast<const uint16_t*>(block);
@@ -84,6 +97,9 @@ SLIPSTREAM_INLINE GroupScales group_scales(const uint8_t* block, int group, cons
     const int8_t* small = reinterpret_cast<const int8_t*>(block + 64 + group * 32);
     return {Simd::mul(Simd::load_s8(small), super.scale),
             Simd::mul(Simd::load_s8(small + 16), super.scale)};
+  } else if constexpr (F == Format::Q4TableSuper) {
+    const int8_t* small = reinterpret_cast<const int8_t*>(block + 64 + group * 32);
+    return {Simd::mul(Simd::load_s8(small), super.scale), Simd::zero()};
   } else {
     return {Simd::load_half(half + 16 * group), Simd::zero()};
   }
@@ -98,6 +114,11 @@ SLIPSTREAM_INLINE void unpack_group(const uint8_t* data, Simd::Q w[kQuads]) {
     }
   } else {
     unpack_nibbles(data, w);
+    if constexpr (kTable<F>) {
+      Simd::Q levels = Simd::repeat16(kLevels);
+      if constexpr (kOffset<F> == 128) levels = Simd::flip_sign(levels);
+      for (int j = 0; j < kQuads; ++j) w[j] = Simd::look_up(levels, w[j]);
+    }
     if constexpr (F == Format::Q6Super) {
       for (int half = 0; half < 2; ++half) {
         const Simd::Q tops = Simd::load_q(data + (4 + half) * kVectorBytes);
@@ -120,7 +141,7 @@ SLIPSTREAM_INLINE Simd::I dot_start(const int32_t* negated_sum) {
 template <Format F>
 SLIPSTREAM_INLINE Simd::I dot_quads(Simd::I acc, const Simd::Q* w, int begin, int end, const int8_t* x) {
   for (int j = begin; j < end; ++j) {
-    if constexpr (F == Format::Q8Symmetric && Simd::kSignedDot) {
+    if constexpr (kSignedBytes<F> && Simd::kSignedDot) {
       acc = Simd::dot_signed(acc, w[j], x + 4 * j);
     } else {
       acc = Simd::dot(acc, w[j], x + 4 * j);
@@ -165,7 +186,7 @@ inline void finish_row(Simd::F total, int row, int tile, int matrix_rows, const 
   float* out = to.out + row * to.stride + column;
   if (to.bias != nullptr && !remainder) total = Simd::add(total, Simd::load_n(to.bias + column, n));
   if (to.accumulate || remainder) total = Simd::add(Simd::load_n(out, n), total);
-  Simd::store_n(out, total, n);
+  Simd::store_n(out, nan_if_infinite(total), n);
 }
 
 // Rows [first, first + kCount) of one row block against one tile.
@@ -291,6 +312,8 @@ inline void linear_tiles(const Matrix& m, const LinearInput& in, int begin, int 
     case Format::Q6Super: return format_tiles<Format::Q6Super>(m, in, begin, end, to);
     case Format::Q8Symmetric: return format_tiles<Format::Q8Symmetric>(m, in, begin, end, to);
     case Format::Q8Affine: return format_tiles<Format::Q8Affine>(m, in, begin, end, to);
+    case Format::Q4Table: return format_tiles<Format::Q4Table>(m, in, begin, end, to);
+    case Format::Q4TableSuper: return format_tiles<Format::Q4TableSuper>(m, in, begin, end, to);
   }
 }
 
@@ -307,6 +330,9 @@ inline void linear_row_tile(const Matrix& m, const QuantizedRows& x, int row, in
     case Format::Q8Symmetric:
       return quantized_rows<Format::Q8Symmetric, 1>(m, tile, x, block, first, to);
     case Format::Q8Affine: return quantized_rows<Format::Q8Affine, 1>(m, tile, x, block, first, to);
+    case Format::Q4Table: return quantized_rows<Format::Q4Table, 1>(m, tile, x, block, first, to);
+    case Format::Q4TableSuper:
+      return quantized_rows<Format::Q4TableSuper, 1>(m, tile, x, block, first, to);
     default: return;
   }
 }

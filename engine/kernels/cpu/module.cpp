@@ -32,6 +32,14 @@ void require(bool ok, const std::string& what) {
   if (!ok) throw std::invalid_argument(what);
 }
 
+// The elements of an array, which numpy may have made at any address.
+template <class Array>
+auto* elements(const Array& array, const std::string& name) {
+  auto* data = array.data();
+  require(reinterpret_cast<uintptr_t>(data) % sizeof(*data) == 0, name + " must be aligned");
+  return data;
+}
+
 Format checked_format(int format) {
   require(format >= 0 && format < kFormats, "unknown packed format " + std::to_string(format));
   return static_cast<Format>(format);
@@ -44,6 +52,11 @@ Matrix shaped(int format, int rows, int cols) {
   m.rows = rows;
   m.cols = cols;
   return m;
+}
+
+KvType checked_kv_type(int type) {
+  require(type == 0 || type == 1, "unknown KV type " + std::to_string(type));
+  return static_cast<KvType>(type);
 }
 
 // A packed matrix and the buffer it lies in.
@@ -98,8 +111,9 @@ void dequantize(const PackedMatrix& packed, int first_row, Output<float, 2> out)
   require(out.shape(1) == static_cast<size_t>(m.cols), "the output needs the matrix's columns");
   require(first_row >= 0 && first_row + static_cast<int64_t>(out.shape(0)) <= m.rows,
           "rows out of range");
+  float* to = elements(out, "out");
   for (size_t i = 0; i < out.shape(0); ++i) {
-    dequantize_row(m, first_row + static_cast<int>(i), out.data() + i * out.shape(1));
+    dequantize_row(m, first_row + static_cast<int>(i), to + i * out.shape(1));
   }
 }
 
@@ -146,8 +160,8 @@ void linear(ThreadPool& pool, const std::string& variant, const PackedMatrix& pa
   require(out.shape(0) == x.shape(0) && out.shape(1) == static_cast<size_t>(m.rows),
           "out must be [T, rows]");
   const int rows = static_cast<int>(x.shape(0));
-  const QuantizedInput in(kernels, x.data(), rows, m.cols, precise);
-  const LinearOutput to{out.data(), m.rows, rows, nullptr, false};
+  const QuantizedInput in(kernels, elements(x, "x"), rows, m.cols, precise);
+  const LinearOutput to{elements(out, "out"), m.rows, rows, nullptr, false};
   const nb::gil_scoped_release release;
   const ThreadPool::Region region(pool);
   run_linear(pool, kernels, m, in.input(), to);
@@ -157,14 +171,15 @@ void linear(ThreadPool& pool, const std::string& variant, const PackedMatrix& pa
 std::vector<double> time_linear(ThreadPool& pool, const std::string& variant,
                                 const std::vector<const PackedMatrix*>& matrices,
                                 Input<float, 2> x, int passes) {
-  require(!matrices.empty(), "no matrices to time");
+  require(!matrices.empty() && matrices[0] != nullptr, "no matrices to time");
   const Kernels& kernels = select_kernels(variant);
   const int rows = static_cast<int>(x.shape(0)), width = matrices[0]->matrix.rows;
   for (const PackedMatrix* packed : matrices) {
-    require(x.shape(1) == static_cast<size_t>(packed->matrix.cols) && packed->matrix.rows == width,
+    require(packed != nullptr && x.shape(1) == static_cast<size_t>(packed->matrix.cols) &&
+                packed->matrix.rows == width,
             "matrices and x must have one shape");
   }
-  const QuantizedInput in(kernels, x.data(), rows, matrices[0]->matrix.cols, false);
+  const QuantizedInput in(kernels, elements(x, "x"), rows, matrices[0]->matrix.cols, false);
   Buffer out;
   const LinearOutput to{out.ensure<float>(static_cast<size_t>(rows) * static_cast<size_t>(width)),
                         width, rows, nullptr, false};
@@ -195,14 +210,18 @@ nb::tuple likely_winners(const std::string& variant, Input<float, 2> logits, Flo
   require(lowest.size() == rows && score_to_beat.size() == rows && keys.size() == rows,
           "lowest, score_to_beat and keys must have one entry a row");
   require(noise_ids.size() == vocab, "noise_ids must be [vocabulary]");
+  const float* row_logits = elements(logits, "logits");
+  const float* lowest_of = elements(lowest, "lowest");
+  const float* score_of = elements(score_to_beat, "score_to_beat");
+  const int64_t* key_of = elements(keys, "keys");
+  const int64_t* ids = elements(noise_ids, "noise_ids");
   auto found = std::make_unique<Found>();
   {
     const nb::gil_scoped_release release;
     std::vector<int32_t> columns(vocab);
     for (size_t r = 0; r < rows; ++r) {
-      const DrawRow row{logits.data() + r * vocab, noise_ids.data(),
-                        static_cast<uint64_t>(keys.data()[r]), lowest.data()[r],
-                        score_to_beat.data()[r]};
+      const DrawRow row{row_logits + r * vocab, ids, static_cast<uint64_t>(key_of[r]), lowest_of[r],
+                        score_of[r]};
       const int count = kernels.likely_winners(row, 0, static_cast<int>(vocab), columns.data());
       found->rows.insert(found->rows.end(), static_cast<size_t>(count), static_cast<int64_t>(r));
       found->columns.insert(found->columns.end(), columns.begin(), columns.begin() + count);
@@ -237,6 +256,8 @@ uint64_t read_bytes(ThreadPool& pool, const std::string& variant, Bytes data) {
 // A decoder and every Python buffer its weights lie in.
 class BoundDecoder {
  public:
+  static constexpr int64_t kMostWidth = 1 << 24;
+
   BoundDecoder(ThreadPool& pool, const std::string& variant, const nb::dict& shape,
                const nb::dict& weights, const nb::list& layers, int block_size, int num_blocks,
                int kv_type) {
@@ -247,7 +268,7 @@ class BoundDecoder {
     const Linear head = linear_of(weights, "head", s.vocab, s.hidden);
     const float* norm = vector(weights, "final_norm", s.hidden, true);
     vocab_ = s.vocab;
-    const KvShape kv{block_size, num_blocks, static_cast<KvType>(kv_type)};
+    const KvShape kv{block_size, num_blocks, checked_kv_type(kv_type)};
     const Kernels& kernels = select_kernels(variant);
     const nb::gil_scoped_release release;
     decoder_ = std::make_unique<Decoder>(pool, kernels, s, kv, embedding, head, norm,
@@ -270,14 +291,14 @@ class BoundDecoder {
     require(block_tables.shape(0) == context_lens.size(), "block_tables must be [slices, blocks]");
     require(logits.shape(0) == logit_rows.size() && logits.shape(1) == static_cast<size_t>(vocab_),
             "logits must be [logit rows, vocabulary]");
-    step.token_ids = token_ids.data();
-    step.positions = positions.data();
-    step.slots = slots.data();
-    step.query_starts = query_starts.data();
-    step.context_lens = context_lens.data();
-    step.block_tables = block_tables.data();
-    step.logit_rows = logit_rows.data();
-    float* out = logits.data();
+    step.token_ids = elements(token_ids, "token_ids");
+    step.positions = elements(positions, "positions");
+    step.slots = elements(slots, "slots");
+    step.query_starts = elements(query_starts, "query_starts");
+    step.context_lens = elements(context_lens, "context_lens");
+    step.block_tables = elements(block_tables, "block_tables");
+    step.logit_rows = elements(logit_rows, "logit_rows");
+    float* out = elements(logits, "logits");
     const nb::gil_scoped_release release;
     decoder_->forward(step, out);
   }
@@ -298,6 +319,7 @@ class BoundDecoder {
     require(s.heads > 0 && s.kv_heads > 0 && s.heads % s.kv_heads == 0,
             "heads must be a multiple of kv_heads");
     require(s.head_dim > 0 && s.head_dim % 2 == 0, "head_dim must be even");
+    require(int64_t{s.heads} * s.head_dim <= kMostWidth, "the heads are too many or too large");
     for (const std::vector<float>& f : s.inverse_frequencies) {
       require(f.size() == static_cast<size_t>(s.head_dim / 2),
               "inverse_frequencies must be [head_dim / 2]");
@@ -335,7 +357,7 @@ class BoundDecoder {
     const nb::object held = nb::cast<nb::object>(d[name]);
     const Matrix& m = nb::cast<const PackedMatrix&>(held).matrix;
     require(m.rows == rows && m.cols == cols, std::string(name) + " has the wrong shape");
-    kept_.push_back(held);
+    matrices_.push_back(held);
     return m;
   }
 
@@ -344,24 +366,26 @@ class BoundDecoder {
       require(!required, name + " is missing");
       return nullptr;
     }
-    const auto array = nb::cast<Floats>(d[name.c_str()]);
+    Floats array;
+    require(nb::try_cast(d[name.c_str()], array, false), name + " must be float32, in one piece");
     require(array.size() == static_cast<size_t>(size), name + " has the wrong size");
-    kept_.push_back(nb::cast<nb::object>(d[name.c_str()]));
-    return array.data();
+    vectors_.push_back(array);
+    return elements(array, name);
   }
 
   Linear linear_of(const nb::dict& d, const char* name, int rows, int cols) {
     return {matrix(d, name, rows, cols), vector(d, std::string(name) + "_bias", rows, false)};
   }
 
-  std::vector<nb::object> kept_;
+  std::vector<nb::object> matrices_;
+  std::vector<Floats> vectors_;
   std::unique_ptr<Decoder> decoder_;
   int vocab_ = 0;
 };
 
 int64_t kv_block_bytes(const nb::dict& shape, int layers, int block_size, int kv_type) {
   return Decoder::kv_block_bytes(BoundDecoder::read_shape(shape), layers, block_size,
-                                 static_cast<KvType>(kv_type));
+                                 checked_kv_type(kv_type));
 }
 
 std::vector<std::string> variants() {
@@ -369,6 +393,9 @@ std::vector<std::string> variants() {
   for (const Kernels* kernels : runnable_kernels()) names.emplace_back(kernels->name);
   return names;
 }
+
+// An array that is taken as it is: results written to a converted copy would be lost.
+auto array_arg(const char* name) { return nb::arg(name).noconvert(); }
 
 }  // namespace
 
@@ -384,24 +411,24 @@ NB_MODULE(_native, m) {
       .def_prop_ro("threads", &ThreadPool::threads);
   nb::class_<PackedMatrix>(m, "PackedMatrix")
       .def(nb::init<int, int, int, Bytes>(), nb::arg("format"), nb::arg("rows"), nb::arg("cols"),
-           nb::arg("data"))
+           array_arg("data"))
       .def_prop_ro("format", [](const PackedMatrix& p) { return static_cast<int>(p.matrix.format); })
       .def_prop_ro("rows", [](const PackedMatrix& p) { return p.matrix.rows; })
       .def_prop_ro("cols", [](const PackedMatrix& p) { return p.matrix.cols; })
       .def_prop_ro("nbytes", [](const PackedMatrix& p) { return p.matrix.bytes(); })
-      .def("dequantize", &dequantize, nb::arg("first_row"), nb::arg("out"));
-  m.def("pack_gguf", &pack_gguf, nb::arg("pool"), nb::arg("ggml_type"), nb::arg("source"),
+      .def("dequantize", &dequantize, nb::arg("first_row"), array_arg("out"));
+  m.def("pack_gguf", &pack_gguf, nb::arg("pool"), nb::arg("ggml_type"), array_arg("source"),
         nb::arg("format"), nb::arg("rows"), nb::arg("cols"), nb::arg("rotary_heads"),
-        nb::arg("out"));
-  m.def("pack_floats", &pack_floats, nb::arg("pool"), nb::arg("type"), nb::arg("source"),
-        nb::arg("format"), nb::arg("rows"), nb::arg("cols"), nb::arg("out"));
-  m.def("linear", &linear, nb::arg("pool"), nb::arg("variant"), nb::arg("matrix"), nb::arg("x"),
-        nb::arg("out"), nb::arg("precise") = false);
+        array_arg("out"));
+  m.def("pack_floats", &pack_floats, nb::arg("pool"), nb::arg("type"), array_arg("source"),
+        nb::arg("format"), nb::arg("rows"), nb::arg("cols"), array_arg("out"));
+  m.def("linear", &linear, nb::arg("pool"), nb::arg("variant"), nb::arg("matrix"), array_arg("x"),
+        array_arg("out"), nb::arg("precise") = false);
   m.def("time_linear", &time_linear, nb::arg("pool"), nb::arg("variant"), nb::arg("matrices"),
-        nb::arg("x"), nb::arg("passes"));
+        array_arg("x"), nb::arg("passes"));
   m.def("likely_winners", &likely_winners, nb::arg("variant"), nb::arg("logits"),
         nb::arg("lowest"), nb::arg("score_to_beat"), nb::arg("keys"), nb::arg("noise_ids"));
-  m.def("read_bytes", &read_bytes, nb::arg("pool"), nb::arg("variant"), nb::arg("data"));
+  m.def("read_bytes", &read_bytes, nb::arg("pool"), nb::arg("variant"), array_arg("data"));
   m.def("kv_block_bytes", &kv_block_bytes, nb::arg("shape"), nb::arg("layers"),
         nb::arg("block_size"), nb::arg("kv_type"));
   nb::class_<BoundDecoder>(m, "Decoder")
@@ -410,7 +437,7 @@ NB_MODULE(_native, m) {
            nb::keep_alive<1, 2>(), nb::arg("pool"), nb::arg("variant"), nb::arg("shape"),
            nb::arg("weights"), nb::arg("layers"), nb::arg("block_size"), nb::arg("num_blocks"),
            nb::arg("kv_type"))
-      .def("forward", &BoundDecoder::forward, nb::arg("token_ids"), nb::arg("positions"),
-           nb::arg("slots"), nb::arg("query_starts"), nb::arg("context_lens"),
-           nb::arg("block_tables"), nb::arg("logit_rows"), nb::arg("logits"));
+      .def("forward", &BoundDecoder::forward, array_arg("token_ids"), array_arg("positions"),
+           array_arg("slots"), array_arg("query_starts"), array_arg("context_lens"),
+           array_arg("block_tables"), array_arg("logit_rows"), array_arg("logits"));
 }

@@ -21,6 +21,7 @@ void write_header(Format format, uint8_t* block, int group, int row, const Decod
       put_u16(block, 16 + row, g.m);
       break;
     case Format::Q4Symmetric:
+    case Format::Q4Table:
     case Format::Q8Symmetric: put_u16(block, 16 * group + row, g.d); break;
     case Format::Q4Super:
       put_u16(block, row, g.d);
@@ -32,6 +33,10 @@ void write_header(Format format, uint8_t* block, int group, int row, const Decod
       put_u16(block, row, g.d);
       small[row] = static_cast<uint8_t>(g.half_scales[0]);
       small[16 + row] = static_cast<uint8_t>(g.half_scales[1]);
+      break;
+    case Format::Q4TableSuper:
+      put_u16(block, row, g.d);
+      small[row] = g.small_scale;
       break;
     case Format::Q8Affine:
       put_f32(block, row, g.scale);
@@ -84,11 +89,12 @@ void pack_element_row(const uint8_t* row, const Matrix& m, uint8_t* tile, int la
   }
 }
 
-float load_element(FloatType type, const void* source, int64_t index) {
+// The source may be unaligned: a tensor begins at any byte of its file.
+float load_element(FloatType type, const uint8_t* source, int64_t index) {
   switch (type) {
-    case FloatType::F32: return static_cast<const float*>(source)[index];
-    case FloatType::F16: return half_to_float(static_cast<const uint16_t*>(source)[index]);
-    case FloatType::BF16: return bfloat_to_float(static_cast<const uint16_t*>(source)[index]);
+    case FloatType::F32: return bits_float(read_u32(source + 4 * index));
+    case FloatType::F16: return half_to_float(read_u16(source + 2 * index));
+    case FloatType::BF16: return bfloat_to_float(read_u16(source + 2 * index));
   }
   return 0.0f;
 }
@@ -111,6 +117,9 @@ float dequantized(Format format, const uint8_t* block, int group, int row, int c
       return half_to_float(half[row]) * scale * (x - 32.0f);
     }
     case Format::Q8Affine: return single[row] * x + single[16 + row];
+    case Format::Q4Table: return half_to_float(half[16 * group + row]) * kLevels[q];
+    case Format::Q4TableSuper:
+      return half_to_float(half[row]) * static_cast<int8_t>(small[row]) * kLevels[q];
     default: return 0.0f;
   }
 }
@@ -174,7 +183,10 @@ Format format_for_gguf(int ggml_type) {
     case kGgmlQ4_0: return Format::Q4Symmetric;
     case kGgmlQ4_1: return Format::Q4Affine;
     case kGgmlQ4_K: return Format::Q4Super;
+    case kGgmlQ3_K:
     case kGgmlQ6_K: return Format::Q6Super;
+    case kGgmlIQ4_NL: return Format::Q4Table;
+    case kGgmlIQ4_XS: return Format::Q4TableSuper;
     case kGgmlQ5_0:
     case kGgmlQ8_0: return Format::Q8Symmetric;
     case kGgmlQ5_1:
@@ -207,7 +219,7 @@ void pack_gguf_tiles(const GgufSource& source, const Matrix& to, uint8_t* out, i
   }
 }
 
-void pack_float_tiles(FloatType type, const void* source, const Matrix& to, uint8_t* out, int begin,
+void pack_float_tiles(FloatType type, const uint8_t* source, const Matrix& to, uint8_t* out, int begin,
                       int end) {
   for (int t = begin; t < end; ++t) {
     uint8_t* tile = out + t * to.tile_bytes();
@@ -216,7 +228,7 @@ void pack_float_tiles(FloatType type, const void* source, const Matrix& to, uint
       const int64_t start = int64_t{t * kTileRows + lane} * to.cols;
       if (!is_quantized(to.format)) {
         const int bytes = format_info(to.format).element_bytes;
-        pack_element_row(static_cast<const uint8_t*>(source) + start * bytes, to, tile, lane);
+        pack_element_row(source + start * bytes, to, tile, lane);
         continue;
       }
       round_row(to, tile, lane,

@@ -25,9 +25,9 @@ struct GgufSource {
 };
 void pack_gguf_tiles(const GgufSource& source, const Matrix& to, uint8_t* out, int begin, int end);
 
-// Packs tiles [begin, end) of floats, rounded (see can_round_to), or as they are for F32, F16 and
-// BF16 (the format must then equal the source's type).
-void pack_float_tiles(FloatType type, const void* source, const Matrix& to, uint8_t* out, int begin,
+// Packs tiles [begin, end) of floats at any alignment, rounded (see can_round_to), or as they are for
+// F32, F16 and BF16 (the format must then equal the source's type).
+void pack_float_tiles(FloatType type, const uint8_t* source, const Matrix& to, uint8_t* out, int begin,
                       int end);
 
 // Expands row `row` of a packed matrix.

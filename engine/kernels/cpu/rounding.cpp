@@ -63,8 +63,6 @@ Int4Trial refitted(const float x[kGroup], const Int4Trial& trial) {
   return {x, d, (sum_x - d * sum_q) / kGroup};
 }
 
-}  // namespace
-
 // Scales are rounded to float16 first, so that the quants are the nearest to what is kept.
 DecodedGroup round_to_int8(const float x[kGroup]) {
   float largest = 0.0f;
@@ -112,6 +110,24 @@ DecodedGroup round_to_symmetric_int4(const float x[kGroup]) {
   g.d = float_to_half(best.scale);
   for (int i = 0; i < kGroup; ++i) g.q[i] = static_cast<uint8_t>(best.q[i]);
   return g;
+}
+
+bool all_finite(const float x[kGroup]) {
+  bool finite = true;
+  for (int i = 0; i < kGroup; ++i) finite &= std::isfinite(x[i]);
+  return finite;
+}
+
+}  // namespace
+
+DecodedGroup round_group(Format to, const float x[kGroup]) {
+  if (!all_finite(x)) {
+    DecodedGroup nan;
+    nan.d = kHalfNan;
+    return nan;
+  }
+  if (to == Format::Q8Symmetric) return round_to_int8(x);
+  return to == Format::Q4Affine ? round_to_affine_int4(x) : round_to_symmetric_int4(x);
 }
 
 }  // namespace slipstream

@@ -3,6 +3,7 @@
 
 #include <immintrin.h>
 
+#include "half.h"
 #include "kernels.h"
 
 namespace slipstream {
@@ -73,6 +74,18 @@ struct Simd {
     m = _mm_max_ps(m, _mm_movehl_ps(m, m));
     return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
   }
+  static SLIPSTREAM_INLINE float largest_magnitude(F x, F y) {
+    const __m256 magnitude = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
+    const __m256i m8 = _mm256_max_epi32(
+        _mm256_max_epi32(_mm256_castps_si256(_mm256_and_ps(x.a, magnitude)),
+                         _mm256_castps_si256(_mm256_and_ps(x.b, magnitude))),
+        _mm256_max_epi32(_mm256_castps_si256(_mm256_and_ps(y.a, magnitude)),
+                         _mm256_castps_si256(_mm256_and_ps(y.b, magnitude))));
+    __m128i m = _mm_max_epi32(_mm256_castsi256_si128(m8), _mm256_extracti128_si256(m8, 1));
+    m = _mm_max_epi32(m, _mm_unpackhi_epi64(m, m));
+    m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 1));
+    return bits_float(static_cast<uint32_t>(_mm_cvtsi128_si32(m)));
+  }
   static SLIPSTREAM_INLINE float hsum(F x) {
     const __m256 s8 = _mm256_add_ps(x.a, x.b);
     __m128 s = _mm_add_ps(_mm256_castps256_ps128(s8), _mm256_extractf128_ps(s8, 1));
@@ -128,6 +141,13 @@ struct Simd {
   template <int kShift>
   static SLIPSTREAM_INLINE Q with_top(Q nibbles, Q tops) {
     return {top<kShift>(nibbles.a, tops.a), top<kShift>(nibbles.b, tops.b)};
+  }
+  static SLIPSTREAM_INLINE Q repeat16(const int8_t* p) {
+    const __m256i twice = _mm256_broadcastsi128_si256(load128(p));
+    return {twice, twice};
+  }
+  static SLIPSTREAM_INLINE Q look_up(Q table, Q nibbles) {
+    return {_mm256_shuffle_epi8(table.a, nibbles.a), _mm256_shuffle_epi8(table.b, nibbles.b)};
   }
   static SLIPSTREAM_INLINE Q flip_sign(Q x) {
     const __m256i sign = _mm256_set1_epi8(-128);

@@ -3,6 +3,7 @@
 
 #include <immintrin.h>
 
+#include "half.h"
 #include "kernels.h"
 
 namespace slipstream {
@@ -42,6 +43,12 @@ struct Simd {
     return _mm512_mask_mov_ps(_mm512_set1_ps(outside), keep, a);
   }
   static SLIPSTREAM_INLINE float hmax(F a) { return _mm512_reduce_max_ps(a); }
+  static SLIPSTREAM_INLINE float largest_magnitude(F a, F b) {
+    const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+    const __m512i larger = _mm512_max_epi32(_mm512_and_si512(_mm512_castps_si512(a), magnitude),
+                                            _mm512_and_si512(_mm512_castps_si512(b), magnitude));
+    return bits_float(static_cast<uint32_t>(_mm512_reduce_max_epi32(larger)));
+  }
   static SLIPSTREAM_INLINE float hsum(F a) { return _mm512_reduce_add_ps(a); }
   static SLIPSTREAM_INLINE F load_half(const uint16_t* p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
@@ -77,6 +84,10 @@ struct Simd {
     // (moved & 0x30) | nibbles
     return _mm512_ternarylogic_epi32(moved, _mm512_set1_epi8(0x30), nibbles, 0xea);
   }
+  static SLIPSTREAM_INLINE Q repeat16(const int8_t* p) {
+    return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  }
+  static SLIPSTREAM_INLINE Q look_up(Q table, Q nibbles) { return _mm512_shuffle_epi8(table, nibbles); }
   static SLIPSTREAM_INLINE Q flip_sign(Q a) { return _mm512_xor_si512(a, _mm512_set1_epi8(-128)); }
   static SLIPSTREAM_INLINE I dot(I acc, Q w, const int8_t* x) {
     int32_t quad;

@@ -3,6 +3,7 @@
 
 #include <arm_neon.h>
 
+#include "half.h"
 #include "kernels.h"
 
 namespace slipstream {
@@ -64,6 +65,14 @@ struct Simd {
   static SLIPSTREAM_INLINE float hmax(F a) {
     return vmaxvq_f32(vmaxq_f32(vmaxq_f32(a.v[0], a.v[1]), vmaxq_f32(a.v[2], a.v[3])));
   }
+  static SLIPSTREAM_INLINE float largest_magnitude(F a, F b) {
+    uint32x4_t m = vdupq_n_u32(0);
+    for (int i = 0; i < 4; ++i) {
+      m = vmaxq_u32(m, vreinterpretq_u32_f32(vabsq_f32(a.v[i])));
+      m = vmaxq_u32(m, vreinterpretq_u32_f32(vabsq_f32(b.v[i])));
+    }
+    return bits_float(vmaxvq_u32(m));
+  }
   static SLIPSTREAM_INLINE float hsum(F a) {
     const float32x4_t low = vaddq_f32(a.v[0], a.v[2]), high = vaddq_f32(a.v[1], a.v[3]);
     const float32x4_t s = vaddq_f32(low, high);
@@ -116,6 +125,12 @@ struct Simd {
       const uint8x16_t shifted = vshlq_u8(tops.v[i], vdupq_n_s8(-kShift));
       return vorrq_u8(nibbles.v[i], vshlq_n_u8(vandq_u8(shifted, vdupq_n_u8(3)), 4));
     });
+  }
+  static SLIPSTREAM_INLINE Q repeat16(const int8_t* p) {
+    return each_q([&](int) { return vreinterpretq_u8_s8(vld1q_s8(p)); });
+  }
+  static SLIPSTREAM_INLINE Q look_up(Q table, Q nibbles) {
+    return each_q([&](int i) { return vqtbl1q_u8(table.v[i], nibbles.v[i]); });
   }
   static SLIPSTREAM_INLINE Q flip_sign(Q a) { return each_q([&](int i) { return veorq_u8(a.v[i], vdupq_n_u8(128)); }); }
   // Every weight, offset or signed, fits a signed byte.

@@ -41,7 +41,9 @@ struct Simd {
     return each([&](int i) { return x.v[i] < limit.v[i] ? 0.0f : value.v[i]; });
   }
   static SLIPSTREAM_INLINE F times_pow2(F a, F n) {
-    return each([&](int i) { return std::ldexp(a.v[i], static_cast<int>(n.v[i])); });
+    return each([&](int i) {
+      return std::isnan(n.v[i]) ? n.v[i] : std::ldexp(a.v[i], static_cast<int>(n.v[i]));
+    });
   }
   static SLIPSTREAM_INLINE F window(F a, int first, int last, float outside) {
     return each([&](int i) { return i >= first && i <= last ? a.v[i] : outside; });
@@ -50,6 +52,16 @@ struct Simd {
     float r = a.v[0];
     for (int i = 1; i < 16; ++i) r = a.v[i] > r ? a.v[i] : r;
     return r;
+  }
+  static SLIPSTREAM_INLINE float largest_magnitude(F a, F b) {
+    uint32_t r = 0;
+    for (int i = 0; i < 16; ++i) {
+      for (const float x : {a.v[i], b.v[i]}) {
+        const uint32_t magnitude = float_bits(x) & 0x7fffffff;
+        r = magnitude > r ? magnitude : r;
+      }
+    }
+    return bits_float(r);
   }
   static SLIPSTREAM_INLINE float hsum(F a) {
     for (int width = 8; width > 0; width /= 2)
@@ -90,6 +102,10 @@ struct Simd {
   template <int kShift>
   static SLIPSTREAM_INLINE Q with_top(Q nibbles, Q tops) {
     return each_byte([&](int i) { return nibbles.v[i] | ((tops.v[i] >> kShift & 3) << 4); });
+  }
+  static SLIPSTREAM_INLINE Q repeat16(const int8_t* p) { return each_byte([&](int i) { return p[i % 16]; }); }
+  static SLIPSTREAM_INLINE Q look_up(Q table, Q nibbles) {
+    return each_byte([&](int i) { return table.v[nibbles.v[i]]; });
   }
   static SLIPSTREAM_INLINE Q flip_sign(Q a) { return each_byte([&](int i) { return a.v[i] ^ 0x80; }); }
   static SLIPSTREAM_INLINE I dot(I acc, Q w, const int8_t* x) {

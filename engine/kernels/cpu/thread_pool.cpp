@@ -1,6 +1,7 @@
 #include "thread_pool.h"
 
 #include <stdexcept>
+#include <utility>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -24,10 +25,17 @@ void relax() {
 
 ThreadPool::ThreadPool(int threads) {
   if (threads < 1) throw std::invalid_argument("threads must be at least 1");
-  for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { worker_loop(i); });
+  try {
+    for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { worker_loop(i); });
+  } catch (...) {
+    join();
+    throw;
+  }
 }
 
-ThreadPool::~ThreadPool() {
+ThreadPool::~ThreadPool() { join(); }
+
+void ThreadPool::join() {
   stop_.store(true);
   generation_.fetch_add(1);
   {
@@ -57,15 +65,24 @@ void ThreadPool::start(const Job& job) {
       std::this_thread::yield();
     }
   }
+  if (failed_.load(std::memory_order_relaxed)) {
+    failed_.store(false, std::memory_order_relaxed);
+    std::rethrow_exception(std::exchange(error_, nullptr));
+  }
 }
 
-void ThreadPool::work(int thread) {
+void ThreadPool::work(int thread) noexcept {
   const Job job = job_;
-  for (;;) {
-    const int begin = next_.fetch_add(job.grain, std::memory_order_relaxed);
-    if (begin >= job.tasks) return;
-    const int end = begin + job.grain < job.tasks ? begin + job.grain : job.tasks;
-    job.call(job.fn, begin, end, thread);
+  try {
+    for (;;) {
+      const int begin = next_.fetch_add(job.grain, std::memory_order_relaxed);
+      if (begin >= job.tasks) return;
+      const int end = job.tasks - begin > job.grain ? begin + job.grain : job.tasks;
+      job.call(job.fn, begin, end, thread);
+    }
+  } catch (...) {
+    next_.store(job.tasks, std::memory_order_relaxed);  // the others begin nothing more
+    if (!failed_.exchange(true)) error_ = std::current_exception();
   }
 }
 

@@ -4,8 +4,10 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <exception>
 #include <mutex>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
 namespace slipstream {
@@ -19,8 +21,9 @@ class ThreadPool {
 
   int threads() const { return static_cast<int>(workers_.size()) + 1; }
 
-  // Calls fn(begin, end, thread) on pieces of at most `grain` tasks until [0, tasks) is done.
-  // Not re-entrant; one caller at a time (see `lock`).
+  // Calls fn(begin, end, thread) on pieces of at most `grain` tasks until [0, tasks) is done, or
+  // until a call throws: then the first exception comes out once no thread is in `fn` any more.
+  // Not re-entrant; one caller at a time (see `Region`).
   template <class Fn>
   void run(int tasks, int grain, Fn&& fn) {
     if (tasks <= grain || workers_.empty()) {
@@ -55,17 +58,20 @@ class ThreadPool {
   };
 
   void start(const Job& job);
-  void work(int thread);
+  void work(int thread) noexcept;
+  void join();
   void worker_loop(int thread);
   uint64_t next_generation(uint64_t seen);
 
   std::vector<std::thread> workers_;
   std::mutex callers_;
   Job job_;
+  std::exception_ptr error_;  // of the job; who sets failed_ first writes it
   alignas(64) std::atomic<int> next_{0};
   alignas(64) std::atomic<int> active_{0};
   alignas(64) std::atomic<uint64_t> generation_{0};
   std::atomic<bool> open_{false};
+  std::atomic<bool> failed_{false};
   std::atomic<bool> spinning_{false};
   std::atomic<bool> stop_{false};
   std::atomic<int> sleepers_{0};

@@ -228,6 +228,8 @@ void amx_linear_tiles(const Matrix& m, const LinearInput& in, int begin, int end
     case Format::Q6Super: return amx_tiles<Format::Q6Super>(m, in, begin, end, to);
     case Format::Q8Symmetric: return amx_tiles<Format::Q8Symmetric>(m, in, begin, end, to);
     case Format::Q8Affine: return amx_tiles<Format::Q8Affine>(m, in, begin, end, to);
+    case Format::Q4Table: return amx_tiles<Format::Q4Table>(m, in, begin, end, to);
+    case Format::Q4TableSuper: return amx_tiles<Format::Q4TableSuper>(m, in, begin, end, to);
     default: return linear_tiles(m, in, begin, end, to);
   }
 }

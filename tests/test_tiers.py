@@ -1,0 +1,71 @@
+"""`make test` stays short, `make test-all` leaves nothing out, and the CI runs both."""
+
+from __future__ import annotations
+
+import ast
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+ROOT = TESTS.parent
+REAL_CLIENT = TESTS / "e2e" / "test_openai_client.py"
+"""The one test of whole processes that is in the short run."""
+LONG = [
+    *(path for path in TESTS.glob("e2e/test_*.py") if path != REAL_CLIENT),
+    *TESTS.glob("real/test_*.py"),
+    *TESTS.glob("conformance/test_*.py"),
+    TESTS / "speculation" / "test_distribution.py",
+]
+NOT_IN_SHORT_RUN = {"slow", "real", "conformance"}
+
+
+def marks(path: Path) -> set[str]:
+    """Marks that a file gives to all of its tests."""
+    marks: set[str] = set()
+    for statement in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "pytestmark":
+            names = (node for node in ast.walk(statement) if isinstance(node, ast.Attribute))
+            marks.update(node.attr for node in names)
+    return marks
+
+
+def pytest_command(target: str) -> str:
+    made = subprocess.run(
+        ["make", "--dry-run", target], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    (command,) = (line for line in made.stdout.splitlines() if "-m pytest" in line)
+    return command
+
+
+@pytest.mark.parametrize("path", LONG, ids=lambda path: path.relative_to(TESTS).as_posix())
+def test_long_tests_are_marked(path: Path) -> None:
+    assert marks(path) & NOT_IN_SHORT_RUN
+
+
+def test_the_real_client_is_in_the_short_run() -> None:
+    assert not marks(REAL_CLIENT)
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+class TestTargets:
+    def test_test_runs_what_is_not_marked(self) -> None:
+        command = pytest_command("test")
+        expression = " and ".join(f"not {mark}" for mark in ("slow", "real", "conformance"))
+        assert f'-m "{expression}"' in command
+        assert "--cov" not in command
+        assert "--durations=20" in command
+
+    def test_test_all_runs_all_and_measures_it(self) -> None:
+        command = pytest_command("test-all")
+        assert "not slow" not in command
+        assert "FUZZ_INPUTS=" in command
+        assert "--cov " in command
+        assert "--durations=20" in command
+
+
+def test_the_ci_runs_both() -> None:
+    lines = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
+    assert lines[-2:] == ["make test", "make test-all"]
