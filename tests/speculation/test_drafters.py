@@ -598,8 +598,10 @@ class TestDraftModel:
             logits[0, 3] = torch.nan
             return logits
 
-        runner.execute = spoil  # type: ignore[method-assign]
         holders = [model.start(model.read(prompt)) for prompt in (spoilt, spared)]
+        model.catch_up(holders)
+        assert all(holder.num_published for holder in holders)
+        runner.execute = spoil  # type: ignore[method-assign]
         sequences = [sequence_of(prompt) for prompt in (spoilt, spared)]
         with pytest.raises(InvalidDraftLogitsError, match="invalid logits") as raised:
             model.draft(holders, [DraftWish(4)] * 2, CoupledChooser(sequences), frozenset())
@@ -608,8 +610,8 @@ class TestDraftModel:
             model.drop(holder)
         model.pool.check_integrity()
         runner.execute = execute  # type: ignore[method-assign]
-        again = model.start(model.read(spoilt))
-        assert again.num_computed == 0, "nothing of it is cached"
+        cached = [model.start(model.read(p)).num_computed > 0 for p in (spoilt, spared)]
+        assert cached == [False, True]
         for prompt, expected in zip(prompts, clean, strict=True):
             tokens = model.start(model.read(prompt))
             assert tokens.num_computed > 0, "what others computed still is"
