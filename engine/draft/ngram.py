@@ -13,7 +13,7 @@ from engine.draft.drafter import NO_DRAFT, Draft, DraftRequest
 from engine.draft.suffix_index import SuffixIndex
 from engine.draft.token_index import TokenIndex
 from engine.request import GenerationRequest
-from engine.sequence import TokenSequence
+from engine.scheduling.sequence import TokenSequence
 
 
 class SharedTexts:

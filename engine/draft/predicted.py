@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from engine.draft.drafter import NO_DRAFT, Draft, DraftRequest
 from engine.draft.token_index import TokenIndex
 from engine.request import GenerationRequest
-from engine.sequence import TokenSequence
+from engine.scheduling.sequence import TokenSequence
 
 _LONGEST_ANCHOR = 8
 _SHORTEST_ANCHOR = 2

@@ -68,7 +68,10 @@ class Grammars:
         self._require_end_token()
         tokens = self._tokenizer
         return TokenTable(
-            tuple(tokens.pieces), frozenset(tokens.special_ids), self._end_ids, self._vocab_size
+            tuple(tokens.token_bytes),
+            frozenset(tokens.special_ids),
+            self._end_ids,
+            self._vocab_size,
         )
 
     def known(self, spec: GrammarSpec) -> CompiledGrammar | None:

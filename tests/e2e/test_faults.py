@@ -113,15 +113,15 @@ def test_fault_of_one_request_is_its_own(
         return bool(began) and request_id.startswith(began[0])
 
     def fault(plan: StepPlan) -> None:
-        if kind == "raises" and any(is_bad(piece.request_id) for piece in plan.slices):
+        if kind == "raises" and any(is_bad(chunk.request_id) for chunk in plan.chunks):
             raise RuntimeError("a kernel failed")
 
     def spoil(plan: StepPlan, logits: torch.Tensor) -> None:
         first = 0
-        for piece in plan.slices:
-            if kind == "invalid logits" and is_bad(piece.request_id):
-                logits[first : first + piece.num_logits] = torch.nan
-            first += piece.num_logits
+        for chunk in plan.chunks:
+            if kind == "invalid logits" and is_bad(chunk.request_id):
+                logits[first : first + chunk.num_logits] = torch.nan
+            first += chunk.num_logits
 
     server.target.fault, server.target.spoil = fault, spoil
     with ThreadPoolExecutor(1) as pool:
@@ -230,7 +230,7 @@ def test_client_that_does_not_read_is_cut_off(server: Server, note_fault: Note) 
 
 
 def test_dead_peers_are_found_by_the_system() -> None:
-    from server.process import DEAD_PEER_SECONDS, listen
+    from server.process.signals import DEAD_PEER_SECONDS, listen
 
     with listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
         accepted, _ = listener.accept()

@@ -17,7 +17,7 @@ from engine.kernels import native_available
 from engine.models.cpu_runner import CpuRunner
 from engine.models.runner import KvBudget
 from engine.models.source import ModelFiles
-from engine.recovery import EngineBrokenError
+from engine.serving.recovery import EngineBrokenError
 from engine.verify import INVALID_LOGITS
 from tests.e2e.faulty import Server, faulty_server, tiny_config
 from tests.engine.helpers import byte_tokenizer, make_core, make_request
@@ -58,7 +58,7 @@ def test_one_damaged_row_ends_the_request_in_the_error(
         ModelFiles("tiny", "tiny", folder),
         budget=KvBudget(4, memory_bytes=4 << 20, max_requests=4),
         threads=1,
-        quantization=quantization,  # type: ignore[arg-type]
+        quantization=quantization,
     )
     tokenizer = byte_tokenizer(runner.info.vocab_size)
     core = make_core(runner, tokenizer=tokenizer)

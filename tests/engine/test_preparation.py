@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 
-from engine.async_engine import AsyncEngine
 from engine.core import EngineCore
 from engine.draft.suffix_index import SuffixIndex
 from engine.draft.token_index import TokenIndex
 from engine.preparation import Preparation
 from engine.request import ChatPrompt, GenerationRequest, GrammarSpec, RequestError
-from engine.request_workers import NUM_COMPILERS, NUM_TEXT_THREADS
 from engine.sampling import grammar as grammar_module
 from engine.sampling.grammar import Grammars
 from engine.sampling.grammar_trials import GrammarTrials
+from engine.serving.async_engine import AsyncEngine
+from engine.serving.request_workers import NUM_COMPILERS, NUM_TEXT_THREADS
 from engine.text.tokenizer import TextTokenizer
 from tests.engine.helpers import text_of, tokens_of
 from tests.engine.test_recovery import read
@@ -75,7 +75,11 @@ def places(monkeypatch: pytest.MonkeyPatch) -> Places:
     places.watch(monkeypatch, TokenIndex, "__init__", lambda _, ids, __: len(ids))
     for name in ("compile_grammar", "start_of"):
         places.watch(monkeypatch, grammar_module, name, lambda *_: LARGE)
-    for module in ("engine.preparer", "engine.scheduler", "engine.draft.draft_model"):
+    for module in (
+        "engine.serving.preparer",
+        "engine.scheduling.scheduler",
+        "engine.draft.draft_model",
+    ):
         owner = __import__(module, fromlist=["x"])
         places.watch(
             monkeypatch,
@@ -96,7 +100,7 @@ def places(monkeypatch: pytest.MonkeyPatch) -> Places:
 async def test_all_that_grows_with_a_request_is_done_in_threads_for_it(places: Places) -> None:
     """Its prediction, its prompt for every drafter, the indexes and hashes, its grammar."""
     core = make_engine("auto", num_blocks=2048)
-    core.grammars = Grammars(tokenizer(), len(tokenizer().pieces) + NUM_PADDING)
+    core.grammars = Grammars(tokenizer(), len(tokenizer().token_bytes) + NUM_PADDING)
     core.preparer._grammars = core._verifier._grammars = core.grammars
     async with started(core) as engine:
         chat = ChatPrompt(({"role": "user", "content": 40 * LONG},))
@@ -113,7 +117,7 @@ async def test_all_that_grows_with_a_request_is_done_in_threads_for_it(places: P
     assert places.of == {
         "TextTokenizer._ids": text,
         "TokenIndex.__init__": text,
-        "engine.preparer.extend_block_hashes": text,
+        "engine.serving.preparer.extend_block_hashes": text,
         "engine.draft.draft_model.extend_block_hashes": text,
         "engine.sampling.grammar.compile_grammar": grammar_threads,
     }
@@ -140,7 +144,7 @@ async def test_a_grammar_that_was_evicted_is_not_compiled_again(
 ) -> None:
     monkeypatch.setattr(grammar_module, "_MAX_CACHED", 1)
     core = make_engine()
-    core.grammars = Grammars(tokenizer(), len(tokenizer().pieces) + NUM_PADDING)
+    core.grammars = Grammars(tokenizer(), len(tokenizer().token_bytes) + NUM_PADDING)
     core._verifier._grammars = core.grammars
     request = structured(CHOICE, "r")
     async with started(core) as engine:

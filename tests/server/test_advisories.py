@@ -25,14 +25,14 @@ from typing import Any
 
 import pytest
 
-from engine.async_engine import AsyncEngine
 from engine.build import load_parts
 from engine.config import Config
 from engine.draft.predicted import PredictedDrafter
 from engine.request import ChatOptions, GrammarSpec, RequestError
 from engine.sampling.grammar import Grammars
+from engine.serving.async_engine import AsyncEngine
 from engine.text.tokenizer import TextTokenizer
-from server.load_errors import load_failure
+from server.process.load_errors import load_failure
 from tests.structured.engines import make_engine, structured
 from tests.tiny_models import make_tokenizer
 
@@ -129,7 +129,7 @@ async def test_slow_template_tokenizer_or_grammar_does_not_hold_up_the_event_loo
         encode_chat=slowly(lambda *_: [1]),
         encode_infill=slowly(lambda *_: [1]),
         decode=slowly(lambda *_: "a"),
-        pieces=core.tokenizer.pieces,
+        pieces=core.tokenizer.token_bytes,
         special_ids=core.tokenizer.special_ids,
         eos_ids=core.tokenizer.eos_ids,
     )
@@ -233,7 +233,7 @@ class TestNothingIsFetched:
     def test_schemas(self, target, key) -> None:
         tokens = TextTokenizer(make_tokenizer("byte_level", 400))
         schema = {"type": "object", "properties": {"a": {key: target}}, key: target}
-        grammars = Grammars(tokens, len(tokens.pieces))
+        grammars = Grammars(tokens, len(tokens.token_bytes))
         with suppress(RequestError):
             grammars.compile(GrammarSpec("json_schema", json.dumps(schema)))
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
 from engine.request import FinishReason, GrammarSpec, Prelude
-from server.schemas.structured import StructuredFields
-from server.unsupported import UNSUPPORTED_CONSTRAINTS
+from server.apis.shared.prompt.unsupported import UNSUPPORTED_CONSTRAINTS
+from server.apis.shared.schema.structured import StructuredFields
 from tests.server.scripted_engine import Step
 
 SCHEMA = {"type": "object", "properties": {"z": {"type": "null"}, "a": {"type": "string"}}}
@@ -16,7 +17,7 @@ SCHEMA_SPEC = GrammarSpec("json_schema", json.dumps(SCHEMA))
 CLOSED_SPEC = GrammarSpec("json_schema", json.dumps({**SCHEMA, "additionalProperties": False}))
 REGEX, LARK, GBNF = r"\d{2}", 'start: "x"', 'root ::= "x"'
 
-FIELDS = [
+FIELDS: list[tuple[dict[str, Any], Any]] = [
     ({"response_format": {"type": "text"}}, None),
     ({"response_format": None, "guided_json": None}, None),
     ({"response_format": {"type": "json_object"}}, GrammarSpec("json_object")),
@@ -111,13 +112,13 @@ async def test_a_grammar_that_gets_stuck_is_an_error_of_its_request(client, engi
     assert response.json()["error"]["code"] == "generation_failed"
 
 
-BODIES = {
+BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "Hi"},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},
     "/v1/responses": {"input": "Hi"},
     "/v1/messages": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5},
 }
-CONSTRAINTS = {
+CONSTRAINTS: dict[str, Any] = {
     "allowed_token_ids": [1],
     "bad_words": ["a"],
     "custom_logit_processor": "x",

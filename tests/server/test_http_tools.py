@@ -7,7 +7,12 @@ from typing import Any
 import pytest
 
 from engine.request import ChatOptions, FinishReason
-from server.call_grammar import ForcedCall, ToolCalls, grammar_for_tools, prepared_tools
+from server.apis.shared.prompt.call_grammar import (
+    ForcedCall,
+    ToolCalls,
+    grammar_for_tools,
+    prepared_tools,
+)
 from tests.server.scripted_engine import Step, words
 
 HI = {"role": "user", "content": "Hi"}
@@ -282,7 +287,7 @@ async def test_an_answer_that_is_a_block_of_json_is_a_call(client, engine, scrip
     assert text["content"] == "".join(script)
 
 
-CHAT_ALLOWED = {
+CHAT_ALLOWED: dict[str, Any] = {
     "type": "allowed_tools",
     "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "function": {"name": "now"}}]},
 }

@@ -27,7 +27,7 @@ from engine.plan import StepPlan
 from engine.preparation import Preparation
 from engine.request import ChatPrompt, SpeculationParams, TextPrompt
 from engine.sampling.coupling import CoupledChooser, InvalidDraftLogitsError
-from engine.sequence import TokenSequence
+from engine.scheduling.sequence import TokenSequence
 from engine.text.alignment import aligned_ids, overlap
 from tests.engine.helpers import make_request, run_all, tokens_of
 from tests.speculation.fakes import FakeTokenizer, TextRunner
@@ -252,19 +252,19 @@ class TestSharedTexts:
 
 class TestSameVocabulary:
     def test_padding_makes_no_difference(self) -> None:
-        padded = FakeTokenizer([*LETTER_TOKENIZER.pieces, b"", b"", b""])
+        padded = FakeTokenizer([*LETTER_TOKENIZER.token_bytes, b"", b"", b""])
         check_same_vocabulary(padded, LETTER_TOKENIZER)
         check_same_vocabulary(LETTER_TOKENIZER, padded)
 
     def test_same_size_but_other_tokens_is_refused_with_the_first_difference(self) -> None:
-        pieces = list(LETTER_TOKENIZER.pieces)
+        pieces = list(LETTER_TOKENIZER.token_bytes)
         pieces[40], pieces[41] = pieces[41], pieces[40]
         swapped = FakeTokenizer(pieces)
         with pytest.raises(VocabularyMismatchError, match=r"token 40 is b'I'.* b'H'"):
             ModelDrafter(draft_model(TARGET, LETTERS), swapped, LETTER_TOKENIZER)
 
     def test_more_tokens_that_mean_something_are_refused(self) -> None:
-        longer = FakeTokenizer([*LETTER_TOKENIZER.pieces, b"", b"extra"])
+        longer = FakeTokenizer([*LETTER_TOKENIZER.token_bytes, b"", b"extra"])
         with pytest.raises(VocabularyMismatchError, match="97 tokens, the other 95"):
             check_same_vocabulary(longer, LETTER_TOKENIZER)
 
@@ -335,11 +335,11 @@ class TestAlignment:
         ids = aligned_ids(DRAFT, TARGET)
         for draft_id, target_id in enumerate(ids):
             if target_id is not None:
-                assert DRAFT.pieces[draft_id] == TARGET.pieces[target_id]
-        unmatched = {DRAFT.pieces[i] for i, target_id in enumerate(ids) if target_id is None}
-        assert unmatched == {p for p in DRAFT.pieces if p not in TARGET.pieces}
-        shared = len(set(DRAFT.pieces) & set(TARGET.pieces))
-        assert overlap(DRAFT, TARGET) == shared / len(DRAFT.pieces)
+                assert DRAFT.token_bytes[draft_id] == TARGET.token_bytes[target_id]
+        unmatched = {DRAFT.token_bytes[i] for i, target_id in enumerate(ids) if target_id is None}
+        assert unmatched == {p for p in DRAFT.token_bytes if p not in TARGET.token_bytes}
+        shared = len(set(DRAFT.token_bytes) & set(TARGET.token_bytes))
+        assert overlap(DRAFT, TARGET) == shared / len(DRAFT.token_bytes)
 
     def test_ends_match_each_other_whatever_they_are_written_as(self) -> None:
         ours = FakeTokenizer([b"a", b"</s>", b"<eot>"], end_id=1, end_of_turn_id=2)
@@ -500,7 +500,7 @@ class TestDraftModel:
         return drafted
 
     def rows(self, runner: RecordingRunner) -> int:
-        return runner.last_slices[""].num_tokens
+        return runner.last_chunks[""].num_tokens
 
     def test_equal_prefixes_are_computed_once(self) -> None:
         model, runner = self.model()
@@ -629,7 +629,7 @@ class TestModelDrafter:
         """A padded target may be given, or sample, an id that the draft has no embedding for."""
         drafter = ModelDrafter(draft_model(TARGET, LETTERS), TARGET, TARGET)
         good = sequence_of(TARGET.encode("abab"), name="good")
-        bad = sequence_of([*TARGET.encode("abab"), len(TARGET.pieces) + 7], name="bad")
+        bad = sequence_of([*TARGET.encode("abab"), len(TARGET.token_bytes) + 7], name="bad")
         for sequence in (good, bad):
             prepared(drafter, sequence)
         drafts = drafter.propose([DraftRequest(bad, 4), DraftRequest(good, 4)])
@@ -637,7 +637,7 @@ class TestModelDrafter:
         assert len(drafts[1].token_ids) == 4
         assert not drafter.can_draft(bad)
         assert drafter.can_draft(good)
-        good.token_ids.append(len(TARGET.pieces))
+        good.token_ids.append(len(TARGET.token_bytes))
         assert propose(drafter, good) == []
         for name in ("good", "bad"):
             drafter.forget(name)

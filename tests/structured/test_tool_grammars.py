@@ -9,7 +9,12 @@ from typing import Any
 import pytest
 
 from engine.request import FinishReason, GrammarSpec, Prelude
-from server.call_grammar import ForcedCall, ToolCalls, grammar_for_tools, prepared_tools
+from server.apis.shared.prompt.call_grammar import (
+    ForcedCall,
+    ToolCalls,
+    grammar_for_tools,
+    prepared_tools,
+)
 from server.parsing.hermes import HermesParser
 from server.parsing.llama_json import LlamaJsonParser
 from tests.engine.helpers import run_all, text_of
