@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 from engine.build import load_parts
+from engine.config import Quantization
 from engine.kernels import native_available
 from engine.models.cpu_runner import CpuRunner
 from engine.models.runner import KvBudget
@@ -50,7 +51,7 @@ def damaged(model: Path, folder: Path, name: str, row: int, column: int, value: 
 )
 @pytest.mark.parametrize("row", [0, 13])
 def test_one_damaged_row_ends_the_request_in_the_error(
-    tiny_model_dir: Path, tmp_path: Path, part: str, row: int, quantization: str
+    tiny_model_dir: Path, tmp_path: Path, part: str, row: int, quantization: Quantization
 ) -> None:
     name = f"model.layers.1.{part}.weight"
     folder = damaged(tiny_model_dir, tmp_path / "model", name, row, 2 * row, math.nan)

@@ -46,7 +46,7 @@ def runner(folder: Path) -> CpuRunner:
 
 @pytest.fixture
 def step(runner: CpuRunner) -> Arrays:
-    """Two slices of 6 and 5 tokens, three rows of logits."""
+    """Two chunks of 6 and 5 tokens, three rows of logits."""
     tokens = np.arange(11)
     blocks = blocks_for(runner, 2)
     plan = StepPlan((chunk(tokens, 0, 6, blocks[0][:2], 4), chunk(tokens, 0, 5, blocks[1][:2], 4)))
