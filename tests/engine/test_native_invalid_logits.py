@@ -58,7 +58,7 @@ def test_one_damaged_row_ends_the_request_in_the_error(
         ModelFiles("tiny", "tiny", folder),
         budget=KvBudget(4, memory_bytes=4 << 20, max_requests=4),
         threads=1,
-        quantization=quantization,  # type: ignore[arg-type]
+        quantization=quantization,
     )
     tokenizer = byte_tokenizer(runner.info.vocab_size)
     core = make_core(runner, tokenizer=tokenizer)

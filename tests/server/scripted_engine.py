@@ -231,7 +231,7 @@ class ScriptedEngine:
     async def compile_grammar(self, spec: GrammarSpec, *, time_limit: float) -> CompiledGrammar:
         if "broken" in spec.text:
             raise RequestError("The output grammar can't be used: it is broken.", param="grammar")
-        return CompiledGrammar(spec, start=None)  # type: ignore[arg-type]
+        return CompiledGrammar(spec, start=None)
 
     async def prepare(
         self, request: GenerationRequest, grammar: CompiledGrammar | None = None

@@ -26,12 +26,11 @@ def filled(root: Path) -> Path:
         ("packed", "qwen-fast", 3), ("models", "smollm2-1", 2), ("converted", "qwen-folder", 1),
     ]  # fmt: skip
     for used_at, (kind, label, mib) in enumerate(entries, 1_700_000_000):
-        ModelCache(root, float("inf")).folder(
-            kind,
-            label,
-            cache_key(label),
-            lambda folder, mib=mib: (folder / "x").write_bytes(bytes(mib * MIB)),
-        )
+
+        def write(folder: Path, mib: int = mib) -> None:
+            (folder / "x").write_bytes(bytes(mib * MIB))
+
+        ModelCache(root, float("inf")).folder(kind, label, cache_key(label), write)
         [folder] = (root / kind).iterdir()
         os.utime(folder, (used_at, used_at))
     (root / "digests").mkdir()

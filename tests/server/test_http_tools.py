@@ -282,7 +282,7 @@ async def test_an_answer_that_is_a_block_of_json_is_a_call(client, engine, scrip
     assert text["content"] == "".join(script)
 
 
-CHAT_ALLOWED = {
+CHAT_ALLOWED: dict[str, Any] = {
     "type": "allowed_tools",
     "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "function": {"name": "now"}}]},
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import openai
 import pytest
 
@@ -9,8 +11,8 @@ from server.structured import ToolCalls, grammar_for_tools
 from tests.server.live_server import live_server
 from tests.server.scripted_engine import words
 
-HI = {"role": "user", "content": "Hi"}
-WEATHER = {
+HI: Any = {"role": "user", "content": "Hi"}
+WEATHER: Any = {
     "name": "weather",
     "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
 }
