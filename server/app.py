@@ -24,6 +24,7 @@ from server.context import ServerContext
 from server.errors import add_error_handlers
 from server.head import HeadMiddleware
 from server.header_limit import HeaderLimitMiddleware
+from server.not_enforced import HEADER as NOT_ENFORCED
 from server.observer import HttpCounts, ObserverMiddleware
 from server.preflight import PreflightMiddleware
 from server.prometheus import make_registry
@@ -155,7 +156,7 @@ def _cors(config: CorsConfig, routes: Sequence[Route]) -> Middleware:
         allow_origins=config.allow_origins,
         allow_methods=["GET", "POST", "DELETE"],
         allow_headers=["*"],
-        expose_headers=["Retry-After", "X-Request-Id"],
+        expose_headers=["Retry-After", "X-Request-Id", NOT_ENFORCED],
     )
 
 

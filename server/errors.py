@@ -200,6 +200,9 @@ def _validation_error(problems: Sequence[Any]) -> ApiError:
     param = _param(problem["loc"])
     if param is None:
         return ApiError(400, "The request body must be a JSON object.")
+    if problem["type"] == "extra_forbidden":
+        message = f"'{param}' is not supported by this server."
+        return ApiError(400, message, param=param, code="unsupported_parameter")
     if problem["type"] == "missing":
         return ApiError(400, f"Missing required parameter: '{param}'.", param=param)
     return ApiError(400, f"Invalid value for '{param}': {problem['msg']}.", param=param)

@@ -8,9 +8,11 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Protocol
 
+from starlette.datastructures import MutableHeaders
 from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from server import not_enforced
 from server.request_id import current_request_id
 from server.request_record import RequestRecord, current_record
 
@@ -76,6 +78,9 @@ class ObserverMiddleware:
         async def send_noting_status(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
+                if record.not_enforced:
+                    headers = MutableHeaders(scope=message)
+                    headers[not_enforced.HEADER] = not_enforced.header_value(record.not_enforced)
             await send(message)
 
         started = time.monotonic()

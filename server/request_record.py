@@ -47,6 +47,8 @@ class RequestRecord:
     """Of all sequences together."""
     sequences: list[SequenceRecord] = field(default_factory=list)
     """Those that have ended, in the order in which they did."""
+    not_enforced: list[str] = field(default_factory=list)
+    """Keywords of the request's schemas that its output may violate."""
 
     def begin(
         self,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from engine.request import ChatOptions, ChatPrompt, RequestError
+from server.call_grammar import ForcedCall, TagTokens, ToolCalls
 from server.context import ServerContext
 from server.generation import PreparedPrompt
 from server.limits import check_tools
@@ -14,7 +16,7 @@ from server.parsing.answer import AnswerFormat
 from server.sampling import priority, sampling_params
 from server.schemas.sampling import SamplingFields
 from server.speculation import prediction_text, speculation_params
-from server.structured import ForcedCall, ToolCalls, prepare_grammar
+from server.structured import prepare_grammar
 
 _PROMPT_END_TOKENS = 32
 """Enough to hold an opening tag and white space."""
@@ -35,7 +37,8 @@ async def encode_turn(
         RequestError: it has too many tools, or the model's template refuses it or has no place
             for tools.
     """
-    check_tools(options.tools, context.config.limits)
+    if options.tools:
+        await asyncio.to_thread(check_tools, options.tools, context.config.limits)
     template = context.engine.tokenizer.chat_template
     if options.tools and template.source and not template.mentions("tools"):
         raise RequestError(
@@ -79,7 +82,10 @@ async def prepare_turn(
         pieces=tokenizer.pieces,
     )
     form = answer_format.calls
-    calls = None if form is None else ToolCalls(options.tools, form, max_calls, forced)
+    calls = None
+    if form is not None:
+        tags = TagTokens.find(tokenizer)
+        calls = ToolCalls(options.tools, form, max_calls, forced, tags)
     prompt = await PreparedPrompt.make(
         engine,
         token_ids,

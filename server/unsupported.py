@@ -7,16 +7,34 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine.request import RequestError
+from server.schemas.structured import StructuredFields
 
 logger = logging.getLogger(__name__)
 
 NoOps = tuple[Any, ...]
 """Values of a field, beside null, that ask for nothing."""
 
-UNSUPPORTED_ANYWHERE: Mapping[str, NoOps] = {
+UNSUPPORTED_CONSTRAINTS: Mapping[str, NoOps] = {
     "allowed_token_ids": (),
     "bad_words": ([],),
+    "custom_logit_processor": (),
+    "extra_body": ({},),
+    "grammar_lazy": (False,),
+    "grammar_string": ("",),
+    "grammar_triggers": ([],),
+    "guided_decoding": ({},),
+    "guided_json_object": (False,),
+    "guided_structural_tag": (),
     "guided_whitespace_pattern": (),
+    "nvext": ({},),
+    "regex_pattern": ("",),
+    "stop_regex": ([], ""),
+    "structural_tag": (),
+}
+"""Fields by which other servers constrain the output, or which may hold such fields."""
+
+UNSUPPORTED_ANYWHERE: Mapping[str, NoOps] = {
+    **UNSUPPORTED_CONSTRAINTS,
     "length_penalty": (1, 1.0),
     "logits_processors": ([],),
     "prompt_logprobs": (),
@@ -40,12 +58,6 @@ UNSUPPORTED_CHAT: Mapping[str, NoOps] = {
     "web_search_options": (),
 }
 
-UNSUPPORTED_STRUCTURED_OUTPUTS: Mapping[str, NoOps] = {
-    "disable_additional_properties": (False,),
-    "structural_tag": (),
-    "whitespace_pattern": (),
-}
-
 UNSUPPORTED_RESPONSES: Mapping[str, NoOps] = {
     **UNSUPPORTED_ANYWHERE,
     "background": (False,),
@@ -59,6 +71,10 @@ UNSUPPORTED_RESPONSES: Mapping[str, NoOps] = {
 
 UNSUPPORTED_MESSAGES: Mapping[str, NoOps] = {
     **UNSUPPORTED_ANYWHERE,
+    # Anthropic's API has its own way to ask for JSON.
+    **dict.fromkeys(StructuredFields.model_fields, ()),
+    "format": ("",),
+    "response_format": ({"type": "text"},),
     "container": (),
     "mcp_servers": ([],),
 }

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request, Response
 
 from engine.request import RequestError
 from server.answer import answer
+from server.call_grammar import forced_call
 from server.context import Context, ServerContext
 from server.conversation import chat_options, select_tools, template_messages
 from server.disconnect import run_until_disconnect
@@ -19,7 +20,6 @@ from server.openapi import whole_or_streamed
 from server.render.chat import ChatRenderer
 from server.sampling import check_logprobs, num_choices, usage_report
 from server.schemas.chat import ChatCompletion, ChatRequest
-from server.structured import forced_call
 from server.turn import Turn, prepare_turn
 from server.unsupported import UNSUPPORTED_CHAT, UNSUPPORTED_MESSAGE, refuse_unsupported
 

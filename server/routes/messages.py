@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request, Response
 from engine.request import RequestError
 from server.answer import answer, json_response
 from server.anthropic import chat_options, conversation, response_format, tool_selection
+from server.call_grammar import forced_call
 from server.context import Context, ServerContext
 from server.disconnect import run_until_disconnect
 from server.errors import in_api_terms
@@ -29,7 +30,6 @@ from server.schemas.messages import (
     ToolUseBlock,
 )
 from server.schemas.sampling import SamplingFields
-from server.structured import forced_call
 from server.turn import Turn, encode_turn, prepare_turn
 from server.unsupported import UNSUPPORTED_MESSAGES, refuse_unsupported
 

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request, Response
 
 from engine.request import ChatOptions, RequestError
 from server.answer import answer, json_response
+from server.call_grammar import forced_call
 from server.context import Context, ServerContext
 from server.conversation import (
     Message,
@@ -44,7 +45,6 @@ from server.schemas.responses import (
 )
 from server.schemas.sampling import SamplingFields
 from server.schemas.structured import JsonSchemaFormat, ResponseFormat
-from server.structured import forced_call
 from server.truncation import without_oldest_turns
 from server.turn import Turn, prepare_turn
 from server.unserved_tools import served_tools

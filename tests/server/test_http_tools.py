@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from engine.request import ChatOptions, FinishReason
-from server.structured import ForcedCall, ToolCalls, grammar_for_tools
+from server.call_grammar import ForcedCall, ToolCalls, grammar_for_tools, prepared_tools
 from tests.server.scripted_engine import Step, words
 
 HI = {"role": "user", "content": "Hi"}
@@ -142,9 +142,9 @@ async def test_forced_calls_are_a_grammar(client, engine, choice, forced, max_ca
         fields["parallel_tool_calls"] = False
     response = await client.chat(tools=[WEATHER, NOW], tool_choice=choice, **fields)
     assert response.status_code == 200, response.text
-    calls = ToolCalls((WEATHER, NOW), "hermes", max_calls)
+    calls = ToolCalls((WEATHER, NOW), "hermes", max_calls, forced)
     (request,) = engine.submitted
-    assert request.grammar == grammar_for_tools(calls, forced.name)
+    assert request.grammar == grammar_for_tools(calls, prepared_tools(calls))
     assert len(request.source.options.tools) == 2
 
 
@@ -164,7 +164,7 @@ async def test_all_apis_force_calls(client, engine):
         response = await client.http.post(path, json=body)
         assert response.status_code == 200, response.text
     every, one = (request.grammar.text for request in engine.submitted)
-    assert every.startswith("start: calls\ncalls: call (")
+    assert every.startswith("start: calls\ncalls: call (separator call)* separator?\n")
     assert one.startswith("start: calls\ncalls: call\n")
 
 

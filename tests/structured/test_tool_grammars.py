@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from engine.request import FinishReason, Prelude
+from engine.request import FinishReason, GrammarSpec, Prelude
+from server.call_grammar import ForcedCall, ToolCalls, grammar_for_tools, prepared_tools
 from server.parsing.hermes import HermesParser
 from server.parsing.llama_json import LlamaJsonParser
-from server.structured import ToolCalls, grammar_for_tools
 from tests.engine.helpers import run_all, text_of
 from tests.structured.engines import Walk, make_engine, structured, tokenizer
 from tests.structured.schemas import SMALL, WORD, closed
@@ -36,10 +36,17 @@ MOVE = '<tool_call>\n{"name": "move", "arguments": {"to": {"x": 3}}}\n</tool_cal
 LLAMA_MOVE = '{"name": "move", "parameters": {"to": {"x": 3}}}'
 
 
+def forced_grammar(
+    calls: ToolCalls, name: str | None, prelude: Prelude | None = None
+) -> GrammarSpec:
+    calls = replace(calls, forced=ForcedCall(name))
+    return grammar_for_tools(calls, prepared_tools(calls), prelude)
+
+
 def is_allowed(
     calls: ToolCalls, name: str | None, text: str, prelude: Prelude | None = None
 ) -> bool:
-    walk = Walk(grammar_for_tools(calls, name, prelude))
+    walk = Walk(forced_grammar(calls, name, prelude))
     ids = tokenizer().encode_continuation(text)
     assert ids is not None
     return walk.num_allowed([*ids, min(tokenizer().eos_ids)]) == len(ids) + 1
@@ -60,6 +67,10 @@ def is_allowed(
         (HERMES, "move", f"{MOVE}\n{MOVE}", False),
         (replace(HERMES, max_calls=1), None, NOW, True),
         (replace(HERMES, max_calls=1), None, f"{NOW}\n{NOW}", False),
+        (HERMES, None, f"{NOW}\n", True),
+        (HERMES, None, f"{NOW}\n\n", False),
+        (replace(HERMES, max_calls=1), None, f"{NOW}\n", False),
+        (LLAMA, None, f"{LLAMA_MOVE}; ", True),
         (replace(HERMES, max_calls=2), None, f"{NOW}\n{NOW}", True),
         (LLAMA, None, LLAMA_MOVE, True),
         (LLAMA, None, f"{LLAMA_MOVE}; {LLAMA_MOVE}", True),
@@ -84,6 +95,7 @@ POINT = {"type": "object", "properties": {"x": {"type": "integer"}}}
         ({**POINT, "allOf": [{"properties": {"y": {"type": "integer"}}}]}, '{"y": 2}', True),
         ({"type": "object"}, '{"x": 1}', True),
         ({"type": "object", "properties": {}}, '{"x": 1}', False),
+        ({**POINT, "required": ["x", "y"]}, '{"x": 1, "y": "z"}', True),
         ({}, '{"x": 1}', False),
     ],
 )
@@ -102,7 +114,7 @@ def test_calls_may_come_behind_thinking() -> None:
 @pytest.mark.parametrize("drafting", ["plain", "grammar"])
 @pytest.mark.parametrize("calls", [HERMES, LLAMA], ids=["hermes", "llama"])
 def test_generated_calls_are_read_back(calls: ToolCalls, drafting: str) -> None:
-    grammar = grammar_for_tools(replace(calls, max_calls=2), "get_weather")
+    grammar = forced_grammar(replace(calls, max_calls=2), "get_weather")
     requests = [structured(grammar, f"c{seed}", seed=seed, temperature=1.0) for seed in range(3)]
     for outputs in run_all(make_engine(drafting), requests).values():
         assert outputs[-1].finish_reason is FinishReason.STOP
