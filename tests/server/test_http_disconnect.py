@@ -208,13 +208,13 @@ class Stream:
 async def test_answer_that_nobody_takes_is_closed(no_task_left, client_leaves, num_turns):
     """A cancellation, by a deadline, meets the answer at any turn of the loop around its end."""
     gone = asyncio.Event()
-    answers = []
+    answers: list[Stream] = []
 
     async def receive():
         await gone.wait()
         return {"type": "http.disconnect"}
 
-    async def work():
+    async def work() -> Stream:
         for _ in range(3):
             await asyncio.sleep(0)
         answers.append(Stream())
