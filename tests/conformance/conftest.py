@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.served import Served, served, tiny_flags
-from tests.real.models import SMOLLM2_FILE, model_file
+from tests.real.models import QWEN_CODER_15B, SMOLLM2_FILE, model_file
 
 TOOL_TEMPLATE = Path(__file__).parent / "tools.jinja"
 
@@ -32,3 +32,13 @@ def smollm2_with_tools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
         server.wait_until_ready()
         yield server
     model.unlink()
+
+
+@pytest.fixture(scope="package")
+def coder() -> Iterator[Served]:
+    """Qwen2.5-Coder-1.5B, with a draft of another tokenizer."""
+    flags = ["--model", model_file(QWEN_CODER_15B), "--draft", model_file(SMOLLM2_FILE)]
+    flags += ["--served-name", "coder", "--max-context", "4096"]
+    with served(*flags, "--kv.memory-mib", "512", "--kv.draft-memory-mib", "128") as server:
+        server.wait_until_ready()
+        yield server

@@ -19,6 +19,7 @@ from engine.plan import StepPlan
 from engine.preparation import Preparation
 from engine.recovery import RestartBudget
 from engine.request import EngineDeadError, FinishReason, GenerationRequest, RequestOutput
+from engine.sequence import TokenSequence
 from engine.watchdog import Watchdog
 from tests.engine.helpers import make_core, make_request, run_all, submit, tokens_of
 from tests.engine.mock_model import MockRunner
@@ -157,6 +158,47 @@ async def test_preempted_request_is_kept_with_what_it_has(monkeypatch: pytest.Mo
     for name in kept:
         assert tokens_of(outputs[name]) == expected[name]
     assert fresh.metrics.preemptions > 0
+
+
+@pytest.mark.parametrize("fails_in", ["adopt", "update gauges"])
+async def test_restart_that_fails_half_way_counts_nothing(fails_in: str) -> None:
+    """The first new core breaks while it takes over; the second one counts, once."""
+    device = Device()
+    make = Cores(device, repairs=lambda _: True)
+
+    def cores() -> EngineCore:
+        core = make()
+        if make.num_made == 2:
+
+            def fail(*_: object) -> None:
+                raise KeyError("bookkeeping")
+
+            if fails_in == "adopt":
+                adopt, adopted = core.scheduler.adopt, []
+
+                def adopt_one(sequence: TokenSequence) -> None:
+                    adopted.append(sequence)
+                    adopt(sequence) if len(adopted) == 1 else fail()
+
+                core.scheduler.adopt = adopt_one  # type: ignore[method-assign]
+            else:
+                core._update_gauges = fail  # type: ignore[method-assign]
+        return core
+
+    async with started(cores) as engine:
+        streams = [await submit(engine, request(i, max_tokens=150)) for i in range(6)]
+        core = engine._thread.core
+        assert core is not None
+        await until(lambda: core.scheduler.num_waiting == 4)
+        device.is_broken = True
+        ends = [(await read(stream))[-1].finish_reason for stream in streams]
+        num_failed = ends.count(FinishReason.ERROR)
+        assert num_failed == 2, "those that ran"
+        assert make.num_made == 3
+        finished = engine.metrics().finished
+        assert finished[FinishReason.ERROR] == num_failed
+        assert finished[FinishReason.LENGTH] == 6 - num_failed
+        assert engine.metrics().restarts == 1
 
 
 @pytest.mark.parametrize("max_restarts", [0, 2])

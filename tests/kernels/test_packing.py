@@ -115,6 +115,27 @@ def test_kept_floats_are_untouched() -> None:
     np.testing.assert_array_equal(unpacked(packed_floats(weights, Format.F32)), weights)
 
 
+@pytest.mark.parametrize("type_", [Format.F32, Format.F16, Format.BF16])
+@pytest.mark.parametrize("kept", [True, False])
+def test_floats_pack_from_any_address(type_: Format, kept: bool) -> None:
+    """A tensor begins where the JSON header of its file ends; only a sanitizer sees the harm."""
+    native = load_native()
+    rows, cols = 21, 70
+    values = np.random.default_rng(0).standard_normal((rows, cols)).astype(np.float32)
+    dtypes = {Format.F32: values.view("<u4"), Format.BF16: (values.view("<u4") >> 16).astype("<u2")}
+    source = dtypes.get(type_, values.astype(np.float16)).reshape(-1).view(np.uint8)
+    format_ = int(type_ if kept else Format.Q8_SYMMETRIC)
+    packed_at = []
+    for offset in (0, 1, 2, 3):
+        memory = aligned(source.size + 3)
+        memory[offset : offset + source.size] = source
+        out = aligned(native.packed_bytes(format_, rows, cols))
+        piece = memory[offset : offset + source.size]
+        native.pack_floats(native.ThreadPool(1), int(type_), piece, format_, rows, cols, out)
+        packed_at.append(out.tobytes())
+    assert len(set(packed_at)) == 1
+
+
 def test_sizes_that_do_not_fit_are_refused() -> None:
     native = load_native()
     with pytest.raises(ValueError, match="whole blocks of 256"):

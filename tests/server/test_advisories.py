@@ -12,10 +12,12 @@ from __future__ import annotations
 import ast
 import asyncio
 import json
+import re
 import shutil
 import socket
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,12 +29,14 @@ import pytest
 from engine.async_engine import AsyncEngine
 from engine.build import load_parts
 from engine.config import Config
+from engine.draft.predicted import PredictedDrafter
 from engine.request import ChatOptions, GrammarSpec, RequestError
 from engine.sampling.grammar import Grammars
 from engine.text.tokenizer import TextTokenizer
 from server.json_schema.keywords import SchemaError
 from server.json_schema.prepare import prepare_schema
 from server.load_errors import load_failure
+from tests.structured.engines import make_engine, structured
 from tests.tiny_models import make_tokenizer
 
 ROOT = Path(__file__).parent.parent.parent
@@ -152,21 +156,37 @@ class TestTemplates:
         assert engine.submitted == []
 
 
-async def test_slow_template_tokenizer_or_grammar_does_not_hold_up_the_event_loop() -> None:
-    """Whatever a request makes the tokenizer or the template do, /health goes on answering."""
+async def test_slow_template_tokenizer_or_grammar_does_not_hold_up_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever a request makes the tokenizer or the template do, up to its submission and its first
+    step, /health goes on answering."""
+    core: Any = make_engine("predicted")
+    threads = set()
 
-    def slowly(*arguments: object, **options: object) -> list[int]:
-        time.sleep(0.3)
-        return [1]
+    def slowly(inner: Callable[..., Any]) -> Callable[..., Any]:
+        def slow(*arguments: Any, **options: Any) -> Any:
+            threads.add(threading.current_thread().name.rpartition("_")[0])
+            time.sleep(0.3)
+            return inner(*arguments, **options)
 
-    tokenizer = SimpleNamespace(encode=slowly, encode_chat=slowly, encode_infill=slowly)
-    core: Any = SimpleNamespace(
-        tokenizer=tokenizer,
-        grammars=SimpleNamespace(compile=slowly),
-        has_work=False,
-        step=list,
-        metrics=SimpleNamespace(),
+        return slow
+
+    core.tokenizer = SimpleNamespace(
+        encode=slowly(lambda *_, **__: [1]),
+        encode_chat=slowly(lambda *_: [1]),
+        encode_infill=slowly(lambda *_: [1]),
+        decode=slowly(lambda *_: "a"),
+        pieces=core.tokenizer.pieces,
+        special_ids=core.tokenizer.special_ids,
+        eos_ids=core.tokenizer.eos_ids,
     )
+    core.limits = SimpleNamespace(check=slowly(core.limits.check))
+    core.preparer._tokenizer = SimpleNamespace(encode_plain=slowly(lambda _: [5, 6, 7, 8]))
+    monkeypatch.setattr(PredictedDrafter, "preprocess", slowly(PredictedDrafter.preprocess))
+    monkeypatch.setattr(Grammars, "compile", slowly(Grammars.compile))
+    grammar = GrammarSpec("regex", "[abc]{3}")
+    request = structured(grammar, "r", prediction="abc")
     engine = AsyncEngine(lambda: lambda: core, max_requests=1)
     await engine.start()
     gaps = []
@@ -183,13 +203,21 @@ async def test_slow_template_tokenizer_or_grammar_does_not_hold_up_the_event_loo
             engine.encode("a"),
             engine.encode_chat([HI]),
             engine.encode_infill("a", "b"),
-            engine.compile_grammar(SimpleNamespace(), time_limit=5),
+            engine.decode([1]),
         ):
             await work
+        compiled = await engine.compile_grammar(grammar, time_limit=20)
+        # As eight others of the largest size, compiled meanwhile, would have it.
+        core.grammars._compiled.clear()
+        preparation = await engine.prepare(request, compiled)
+        async with engine.submit(request, preparation) as stream:
+            outputs = [output async for output in stream]
+        assert re.fullmatch("[abc]{3}", "".join(output.text for output in outputs))
     finally:
         ticking.cancel()
         await engine.stop()
-    assert len(gaps) > 60
+    assert threads == {"slipstream-text", "slipstream-grammar"}
+    assert len(gaps) > 120
     assert max(gaps) < 0.25
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
+import torch
 
 from engine.config import Config
 from engine.draft.draft_model import DraftModel, DraftWish
@@ -22,9 +23,10 @@ from engine.draft.suffix_index import SuffixIndex
 from engine.draft.text_sync import continuation_of, encode_behind, split_whole_characters
 from engine.draft.token_index import TokenIndex
 from engine.draft.universal import UniversalDrafter, encode_prompt
+from engine.plan import StepPlan
 from engine.preparation import Preparation
 from engine.request import ChatPrompt, SpeculationParams, TextPrompt
-from engine.sampling.coupling import CoupledChooser
+from engine.sampling.coupling import CoupledChooser, InvalidDraftLogitsError
 from engine.sequence import TokenSequence
 from engine.text.alignment import aligned_ids, overlap
 from tests.engine.helpers import make_request, run_all, tokens_of
@@ -582,6 +584,38 @@ class TestDraftModel:
             frozenset(),
         )
         assert unsure == free[:1]
+
+    def test_blocks_behind_invalid_logits_are_reused_by_nobody(self) -> None:
+        """A NaN of one request stays its own: the others' drafts are from clean blocks."""
+        model, runner = self.model()
+        prompts = [TARGET.encode("abcdefgh" * 2), TARGET.encode("hgfedcba" * 2)]
+        clean = [self.continue_(model, model.start(model.read(prompt))) for prompt in prompts]
+        spoilt, spared = (TARGET.encode(text * 2) for text in ("aceg" * 2, "gaca" * 2))
+        execute = runner.execute
+
+        def spoil(plan: StepPlan) -> torch.Tensor:
+            logits = execute(plan)
+            logits[0, 3] = torch.nan
+            return logits
+
+        holders = [model.start(model.read(prompt)) for prompt in (spoilt, spared)]
+        model.catch_up(holders)
+        assert all(holder.num_published for holder in holders)
+        runner.execute = spoil  # type: ignore[method-assign]
+        sequences = [sequence_of(prompt) for prompt in (spoilt, spared)]
+        with pytest.raises(InvalidDraftLogitsError, match="invalid logits") as raised:
+            model.draft(holders, [DraftWish(4)] * 2, CoupledChooser(sequences), frozenset())
+        assert raised.value.rows == (0,)
+        for holder in holders:
+            model.drop(holder)
+        model.pool.check_integrity()
+        runner.execute = execute  # type: ignore[method-assign]
+        cached = [model.start(model.read(p)).num_computed > 0 for p in (spoilt, spared)]
+        assert cached == [False, True]
+        for prompt, expected in zip(prompts, clean, strict=True):
+            tokens = model.start(model.read(prompt))
+            assert tokens.num_computed > 0, "what others computed still is"
+            assert self.continue_(model, tokens) == expected
 
     def test_context_is_bounded_by_the_model_and_by_memory(self) -> None:
         model, _ = self.model()

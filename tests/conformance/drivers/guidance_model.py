@@ -1,0 +1,58 @@
+"""guidance's OpenAI model. It sends no temperature of 0: a top_p of 0 is as greedy."""
+
+from __future__ import annotations
+
+import json
+import sys
+from itertools import pairwise
+from typing import Any
+
+import guidance
+from driver import Book, Calls, carry_out_tasks, weather_tool
+from guidance import assistant, gen, user
+from guidance.models import OpenAI
+
+
+class Guidance:
+    def __init__(self, url: str, model: str) -> None:
+        self.model = OpenAI(
+            model,
+            sampling_params={"top_p": 0.0},
+            echo=False,
+            base_url=f"{url}/v1",
+            api_key="none",
+            max_retries=0,
+        )
+
+    def asked(self, prompt: str) -> OpenAI:
+        with user():
+            return self.model + prompt
+
+    def text(self, prompt: str, max_tokens: int) -> str:
+        with assistant():
+            return (self.asked(prompt) + gen("answer", max_tokens=max_tokens))["answer"]
+
+    def stream(self, prompt: str, max_tokens: int) -> list[str]:
+        conversation = self.asked(prompt)
+        with assistant():
+            conversation += ""
+            states = conversation.stream() + gen("answer", max_tokens=max_tokens)
+            texts = [str(conversation), *map(str, states)]
+        return [later.removeprefix(earlier) for earlier, later in pairwise(texts)]
+
+    def structured(self, prompt: str, max_tokens: int) -> dict[str, Any]:
+        with assistant():
+            answer = self.asked(prompt) + guidance.json("book", schema=Book, max_tokens=max_tokens)
+        return json.loads(answer["book"])
+
+    def tool_call(self, prompt: str, max_tokens: int, weather: str) -> tuple[Calls, str]:
+        get_weather, calls = weather_tool(weather)
+        conversation = self.asked(prompt)
+        with assistant():
+            conversation += gen(tools=[get_weather])
+        with assistant():
+            conversation += gen("answer", max_tokens=max_tokens)
+        return calls, conversation["answer"]
+
+
+carry_out_tasks(Guidance(*sys.argv[1:]))
