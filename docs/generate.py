@@ -25,7 +25,7 @@ from engine.figures import DrafterMetrics, EngineMetrics  # noqa: E402
 from engine.request import NO_ADVICE  # noqa: E402
 from engine.serving.async_engine import AsyncEngine, EngineState  # noqa: E402
 from engine.summary import EngineSummary, ModelSummary  # noqa: E402
-from server.apis.shared.prompt import unsupported  # noqa: E402
+from server.apis.shared.prompt import unsupported_fields  # noqa: E402
 from server.app import create_app  # noqa: E402
 from server.middleware.access_log import HttpCounts  # noqa: E402
 from server.observability.prometheus import make_registry  # noqa: E402
@@ -38,10 +38,10 @@ REQUESTS = {
     "MessagesRequest": "/v1/messages",
 }
 UNSUPPORTED = {
-    "/v1/chat/completions": unsupported.UNSUPPORTED_CHAT,
-    "/v1/completions": unsupported.UNSUPPORTED_COMPLETION,
-    "/v1/responses": unsupported.UNSUPPORTED_RESPONSES,
-    "/v1/messages": unsupported.UNSUPPORTED_MESSAGES,
+    "/v1/chat/completions": unsupported_fields.UNSUPPORTED_CHAT,
+    "/v1/completions": unsupported_fields.UNSUPPORTED_COMPLETION,
+    "/v1/responses": unsupported_fields.UNSUPPORTED_RESPONSES,
+    "/v1/messages": unsupported_fields.UNSUPPORTED_MESSAGES,
 }
 
 Schema = Mapping[str, Any]

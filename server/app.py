@@ -32,7 +32,7 @@ from server.middleware.body_limit import BodyLimitMiddleware
 from server.middleware.catch_all import CatchAllMiddleware
 from server.middleware.head import HeadMiddleware
 from server.middleware.header_limit import HeaderLimitMiddleware
-from server.middleware.not_enforced import HEADER as NOT_ENFORCED
+from server.middleware.not_enforced_header import HEADER as NOT_ENFORCED
 from server.middleware.preflight import PreflightMiddleware
 from server.middleware.request_id import RequestIdMiddleware
 from server.middleware.slashes import SlashesMiddleware

@@ -16,7 +16,7 @@ from starlette.types import Scope
 
 from engine.request import EngineDeadError, QueueFullError, RequestError
 from server.apis.messages.schema import AnthropicError, AnthropicErrorDetail
-from server.apis.shared.schema.common import ErrorBody, ErrorDetail
+from server.apis.shared.schema.base import ErrorBody, ErrorDetail
 from server.observability.private_traceback import private_traceback
 
 logger = logging.getLogger(__name__)

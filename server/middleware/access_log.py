@@ -12,7 +12,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.middleware import not_enforced
+from server.middleware import not_enforced_header
 from server.middleware.request_id import current_request_id
 from server.observability.request_record import RequestRecord, current_record
 
@@ -80,7 +80,9 @@ class ObserverMiddleware:
                 record.status = message["status"]
                 if record.not_enforced:
                     headers = MutableHeaders(scope=message)
-                    headers[not_enforced.HEADER] = not_enforced.header_value(record.not_enforced)
+                    headers[not_enforced_header.HEADER] = not_enforced_header.header_value(
+                        record.not_enforced
+                    )
             await send(message)
 
         started = time.monotonic()

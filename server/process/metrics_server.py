@@ -18,7 +18,7 @@ from server.apis.operation import metrics
 from server.errors import add_error_handlers
 from server.middleware.head import HeadMiddleware
 from server.middleware.slashes import SlashesMiddleware
-from server.process.uvicorn_options import http_options
+from server.process.uvicorn_config import http_options
 
 _SHUTDOWN_SECONDS = 1
 

@@ -21,7 +21,7 @@ from server.process.drain import DrainingServer
 from server.process.load_errors import load_failure
 from server.process.metrics_server import metrics_served
 from server.process.signals import url_of
-from server.process.uvicorn_options import http_options
+from server.process.uvicorn_config import http_options
 
 if TYPE_CHECKING:
     from engine.core import EngineCore

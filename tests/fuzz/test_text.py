@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from engine.text.detokenizer import IncrementalDetokenizer
 from loadtest.client import Client
-from server.apis.shared.schema.common import ResponseModel
-from server.apis.shared.sse import DONE, encode_event
+from server.apis.shared.http.sse import DONE, encode_event
+from server.apis.shared.schema.base import ResponseModel
 from tests.fuzz.examples import fuzzed
 from tests.structured.engines import tokenizer
 

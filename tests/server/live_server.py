@@ -12,7 +12,7 @@ import uvicorn
 
 from engine.config import Config
 from server.process.signals import listen
-from server.process.uvicorn_options import http_options
+from server.process.uvicorn_config import http_options
 
 
 @contextmanager

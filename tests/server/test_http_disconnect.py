@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from server.middleware.disconnect import run_until_disconnect
+from server.apis.shared.http.disconnect import run_until_disconnect
 from tests.server.live_server import live_server, wait_until
 
 BODIES = {

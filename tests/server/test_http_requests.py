@@ -11,9 +11,9 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
+from server.apis.shared.http.body_encoding import decompressed
 from server.app import create_app
 from server.errors import ApiError
-from server.middleware.body_encoding import decompressed
 from server.process.metrics_server import metrics_app
 from tests.server.live_server import live_server
 from tests.server.test_admission import KEYS, make_client

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from engine.request import FinishReason, GrammarSpec, Prelude
-from server.apis.shared.prompt.unsupported import UNSUPPORTED_CONSTRAINTS
+from server.apis.shared.prompt.unsupported_fields import UNSUPPORTED_CONSTRAINTS
 from server.apis.shared.schema.structured import StructuredFields
 from tests.server.scripted_engine import Step
 

@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 
-from server.apis.shared.prompt.call_grammar import (
+from server.apis.shared.grammar.tool_calls import (
     ForcedCall,
     ToolCalls,
     grammar_for_tools,

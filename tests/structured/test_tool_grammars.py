@@ -15,7 +15,7 @@ from engine.sampling.grammar import Grammars
 from engine.sampling.grammar_mask import num_mask_words
 from engine.scheduling.sequence import TokenSequence
 from engine.text.tokenizer import TextTokenizer
-from server.apis.shared.prompt.call_grammar import (
+from server.apis.shared.grammar.tool_calls import (
     ForcedCall,
     TagTokens,
     ToolCalls,

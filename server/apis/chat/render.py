@@ -23,7 +23,7 @@ from server.apis.chat.schema import (
 from server.apis.shared.render.renderer import ResponseHead
 from server.apis.shared.render.tokens import api_finish_reason, json_logprob, token_text
 from server.apis.shared.render.usage import UsageReport
-from server.apis.shared.schema.common import ErrorBody
+from server.apis.shared.schema.base import ErrorBody
 from server.apis.shared.schema.tools import (
     FunctionCall,
     FunctionCallDelta,

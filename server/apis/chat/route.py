@@ -11,13 +11,14 @@ from server.apis.chat.old_functions import PARAMS, in_new_form, tools_and_choice
 from server.apis.chat.render import ChatRenderer
 from server.apis.chat.schema import ChatCompletion, ChatRequest
 from server.apis.shared.generation import Generation
-from server.apis.shared.json_route import JsonRoute
-from server.apis.shared.openapi import whole_or_streamed
-from server.apis.shared.prompt.call_grammar import forced_call
+from server.apis.shared.grammar.tool_calls import forced_call
+from server.apis.shared.http.disconnect import run_until_disconnect
+from server.apis.shared.http.json_route import JsonRoute
+from server.apis.shared.http.openapi import whole_or_streamed
 from server.apis.shared.prompt.conversation import chat_options, select_tools, template_messages
 from server.apis.shared.prompt.sampling import check_logprobs, num_choices, usage_report
 from server.apis.shared.prompt.turn import Turn, prepare_turn
-from server.apis.shared.prompt.unsupported import (
+from server.apis.shared.prompt.unsupported_fields import (
     UNSUPPORTED_CHAT,
     UNSUPPORTED_MESSAGE,
     refuse_unsupported,
@@ -25,7 +26,6 @@ from server.apis.shared.prompt.unsupported import (
 from server.apis.shared.respond import answer
 from server.context import Context, ServerContext
 from server.errors import in_api_terms
-from server.middleware.disconnect import run_until_disconnect
 
 router = APIRouter(route_class=JsonRoute, tags=["OpenAI"])
 responses = whole_or_streamed(ChatCompletion)

@@ -17,7 +17,7 @@ from server.apis.shared.render.tokens import (
     token_text,
 )
 from server.apis.shared.render.usage import UsageReport
-from server.apis.shared.schema.common import ErrorBody
+from server.apis.shared.schema.base import ErrorBody
 from server.errors import ApiError
 
 

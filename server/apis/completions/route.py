@@ -13,8 +13,10 @@ from server.apis.completions.best_of import BestOf
 from server.apis.completions.render import CompletionRenderer, EchoedPrompt
 from server.apis.completions.schema import Completion, CompletionRequest
 from server.apis.shared.generation import Generation, PreparedPrompt
-from server.apis.shared.json_route import JsonRoute
-from server.apis.shared.openapi import whole_or_streamed
+from server.apis.shared.grammar.prepare import prepare_grammar
+from server.apis.shared.http.disconnect import run_until_disconnect
+from server.apis.shared.http.json_route import JsonRoute
+from server.apis.shared.http.openapi import whole_or_streamed
 from server.apis.shared.prompt.sampling import (
     check_logprobs,
     num_choices,
@@ -23,14 +25,12 @@ from server.apis.shared.prompt.sampling import (
     usage_report,
 )
 from server.apis.shared.prompt.speculation import prediction_text, speculation_params
-from server.apis.shared.prompt.structured import prepare_grammar
-from server.apis.shared.prompt.unsupported import (
+from server.apis.shared.prompt.unsupported_fields import (
     UNSUPPORTED_COMPLETION,
     refuse_unsupported,
 )
 from server.apis.shared.respond import answer
 from server.context import Context, ServerContext
-from server.middleware.disconnect import run_until_disconnect
 
 DEFAULT_MAX_TOKENS = 16
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, FailFast, Field, Tag
 from typing_extensions import TypeAliasType
 
-from server.apis.shared.schema.common import CompletionUsage, ResponseModel
+from server.apis.shared.schema.base import CompletionUsage, ResponseModel
 from server.apis.shared.schema.sampling import SamplingFields, TokenIds
 
 PromptTexts = TypeAliasType("PromptTexts", Annotated[list[str], FailFast()])

@@ -17,13 +17,13 @@ from server.apis.messages.schema import (
     ToolUseBlock,
 )
 from server.apis.responses.prompt import MessageBuilder
-from server.apis.responses.unserved_tools import served_tools
 from server.apis.shared.prompt.conversation import (
     Message,
     ToolSelection,
     select_tools,
     template_tools,
 )
+from server.apis.shared.prompt.unserved_tools import served_tools
 from server.apis.shared.schema.structured import JsonSchemaFormat, NamedSchema
 from server.apis.shared.schema.tools import FunctionSpec, NamedFunction, NamedToolChoice, Tool
 

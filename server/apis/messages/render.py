@@ -36,7 +36,7 @@ from server.apis.shared.render.blocks import (
     BlockTracker,
 )
 from server.apis.shared.render.renderer import ResponseHead
-from server.apis.shared.schema.common import NamedEvent
+from server.apis.shared.schema.base import NamedEvent
 from server.errors import ApiError, anthropic_error
 from server.parsing.answer import AnswerParser
 

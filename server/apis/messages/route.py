@@ -22,16 +22,16 @@ from server.apis.messages.schema import (
     ToolUseBlock,
 )
 from server.apis.shared.generation import Generation
-from server.apis.shared.json_route import JsonRoute
-from server.apis.shared.openapi import whole_or_streamed
-from server.apis.shared.prompt.call_grammar import forced_call
+from server.apis.shared.grammar.tool_calls import forced_call
+from server.apis.shared.http.disconnect import run_until_disconnect
+from server.apis.shared.http.json_route import JsonRoute
+from server.apis.shared.http.openapi import whole_or_streamed
 from server.apis.shared.prompt.turn import Turn, encode_turn, prepare_turn
-from server.apis.shared.prompt.unsupported import UNSUPPORTED_MESSAGES, refuse_unsupported
+from server.apis.shared.prompt.unsupported_fields import UNSUPPORTED_MESSAGES, refuse_unsupported
 from server.apis.shared.respond import answer, json_response
 from server.apis.shared.schema.sampling import SamplingFields
 from server.context import Context, ServerContext
 from server.errors import in_api_terms
-from server.middleware.disconnect import run_until_disconnect
 
 router = APIRouter(route_class=JsonRoute, tags=["Anthropic"])
 errors: dict[int | str, dict[str, Any]] = {"4XX": {"model": AnthropicError}}

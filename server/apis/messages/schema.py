@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, FailFast, Field, Tag
 from typing_extensions import TypeAliasType
 
-from server.apis.shared.schema.common import (
+from server.apis.shared.schema.base import (
     NamedEvent,
     ReasoningEffort,
     RequestModel,

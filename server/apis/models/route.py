@@ -9,7 +9,7 @@ from fastapi import APIRouter, Response
 from engine.serving.async_engine import ModelCard
 from server.apis.models.schema import Model, ModelList
 from server.apis.shared.respond import json_response
-from server.apis.shared.schema.common import ErrorBody
+from server.apis.shared.schema.base import ErrorBody
 from server.context import Context
 
 router = APIRouter(tags=["OpenAI"])

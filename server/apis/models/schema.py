@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from server.apis.shared.schema.common import ResponseModel
+from server.apis.shared.schema.base import ResponseModel
 
 
 class Model(ResponseModel):

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Response
 
 from engine.serving.async_engine import EngineState
 from server.apis.shared.respond import json_response
-from server.apis.shared.schema.common import ErrorBody, Health
+from server.apis.shared.schema.base import ErrorBody, Health
 from server.context import Context
 
 _BROKEN = frozenset({EngineState.STALLED, EngineState.DEAD, EngineState.STOPPED})

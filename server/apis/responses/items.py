@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BeforeValidator, Discriminator, FailFast, Field, Tag
 from typing_extensions import TypeAliasType
 
-from server.apis.shared.schema.common import RequestModel
+from server.apis.shared.schema.base import RequestModel
 from server.apis.shared.schema.content import refusal_as_text
 from server.apis.shared.schema.tools import FunctionName
 

@@ -27,11 +27,11 @@ from server.apis.responses.schema import (
 )
 from server.apis.responses.store import StoredResponse
 from server.apis.responses.truncation import without_oldest_turns
-from server.apis.responses.unserved_tools import served_tools
 from server.apis.shared.generation import Generation
-from server.apis.shared.json_route import JsonRoute
-from server.apis.shared.openapi import whole_or_streamed
-from server.apis.shared.prompt.call_grammar import forced_call
+from server.apis.shared.grammar.tool_calls import forced_call
+from server.apis.shared.http.disconnect import run_until_disconnect
+from server.apis.shared.http.json_route import JsonRoute
+from server.apis.shared.http.openapi import whole_or_streamed
 from server.apis.shared.prompt.conversation import (
     Message,
     effort_args,
@@ -40,15 +40,15 @@ from server.apis.shared.prompt.conversation import (
     template_tools,
 )
 from server.apis.shared.prompt.turn import Turn, prepare_turn
-from server.apis.shared.prompt.unsupported import UNSUPPORTED_RESPONSES, refuse_unsupported
+from server.apis.shared.prompt.unserved_tools import served_tools
+from server.apis.shared.prompt.unsupported_fields import UNSUPPORTED_RESPONSES, refuse_unsupported
 from server.apis.shared.render.blocks import Block
 from server.apis.shared.respond import answer, json_response
-from server.apis.shared.schema.common import ErrorBody
+from server.apis.shared.schema.base import ErrorBody
 from server.apis.shared.schema.sampling import SamplingFields
 from server.apis.shared.schema.structured import JsonSchemaFormat, ResponseFormat
 from server.context import Context, ServerContext
 from server.errors import ApiError, in_api_terms
-from server.middleware.disconnect import run_until_disconnect
 
 router = APIRouter(route_class=JsonRoute, tags=["OpenAI"])
 reading_router = APIRouter(tags=["OpenAI"])

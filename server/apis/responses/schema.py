@@ -8,7 +8,7 @@ from pydantic import Discriminator, FailFast, Field, Tag
 from typing_extensions import TypeAliasType
 
 from server.apis.responses.items import ResponseInput
-from server.apis.shared.schema.common import (
+from server.apis.shared.schema.base import (
     NamedEvent,
     ReasoningEffort,
     RequestModel,

@@ -9,9 +9,9 @@ from typing import TypeVar
 from fastapi import Response
 
 from server.apis.shared.generation import Generation
+from server.apis.shared.http.sse import DONE, EventStream, encode_event
 from server.apis.shared.render.renderer import Renderer
-from server.apis.shared.schema.common import ResponseModel
-from server.apis.shared.sse import DONE, EventStream, encode_event
+from server.apis.shared.schema.base import ResponseModel
 
 Piece = TypeVar("Piece")
 

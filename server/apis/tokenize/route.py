@@ -9,12 +9,12 @@ from fastapi import APIRouter, Response
 
 from engine.request import RequestError
 from server.apis.chat.old_functions import in_new_form
-from server.apis.shared.json_route import JsonRoute
+from server.apis.shared.http.json_route import JsonRoute
 from server.apis.shared.prompt.conversation import chat_options, template_messages
 from server.apis.shared.prompt.turn import encode_turn
 from server.apis.shared.render.tokens import token_text
 from server.apis.shared.respond import json_response
-from server.apis.shared.schema.common import ErrorBody
+from server.apis.shared.schema.base import ErrorBody
 from server.apis.tokenize.schema import (
     Detokenized,
     DetokenizeRequest,

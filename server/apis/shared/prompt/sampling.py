@@ -10,7 +10,7 @@ from engine.config import AdmissionConfig, LimitsConfig
 from engine.request import SEED_MASK, RequestError, SamplingDefaults, SamplingParams
 from server.apis.shared.prompt.speculation import wants_stats
 from server.apis.shared.render.usage import UsageReport
-from server.apis.shared.schema.common import StreamOptions
+from server.apis.shared.schema.base import StreamOptions
 from server.apis.shared.schema.sampling import SamplingFields
 from server.limits import at_most, check_stops
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from engine.request import ChatOptions, ChatPrompt, RequestError
 from server.apis.shared.generation import PreparedPrompt
-from server.apis.shared.prompt.call_grammar import ForcedCall, TagTokens, ToolCalls
+from server.apis.shared.grammar.prepare import prepare_grammar
+from server.apis.shared.grammar.tool_calls import ForcedCall, TagTokens, ToolCalls
 from server.apis.shared.prompt.sampling import priority, sampling_params
 from server.apis.shared.prompt.speculation import prediction_text, speculation_params
-from server.apis.shared.prompt.structured import prepare_grammar
 from server.apis.shared.schema.sampling import SamplingFields
 from server.context import ServerContext
 from server.limits import check_tools

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol, TypedDict, TypeVar
 
 from engine.request import RequestOutput, Usage
-from server.apis.shared.schema.common import ResponseModel
+from server.apis.shared.schema.base import ResponseModel
 from server.errors import ApiError
 
 Piece = TypeVar("Piece")

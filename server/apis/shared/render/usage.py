@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.request import Usage
-from server.apis.shared.schema.common import (
+from server.apis.shared.schema.base import (
     CompletionTokensDetails,
     CompletionUsage,
     DrafterUsage,

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Discriminator, FailFast, Field, Tag
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypeAliasType
 
-from server.apis.shared.schema.common import RequestModel
+from server.apis.shared.schema.base import RequestModel
 
 _MEDIA = {
     "image": "images",

@@ -8,7 +8,7 @@ from pydantic import Discriminator, FailFast, Field, PlainValidator, Tag, WithJs
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypeAliasType
 
-from server.apis.shared.schema.common import StreamOptions
+from server.apis.shared.schema.base import StreamOptions
 from server.apis.shared.schema.speculation import AcceptanceOptions, Prediction, SpeculationOptions
 from server.apis.shared.schema.structured import StructuredFields
 

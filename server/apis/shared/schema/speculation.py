@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from server.apis.shared.schema.common import RequestModel
+from server.apis.shared.schema.base import RequestModel
 from server.apis.shared.schema.content import TextContent
 
 MAX_DRAFT_TOKENS = 32

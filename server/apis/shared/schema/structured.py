@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Discriminator, FailFast, Field, Tag
 from typing_extensions import TypeAliasType
 
-from server.apis.shared.schema.common import RequestModel
+from server.apis.shared.schema.base import RequestModel
 
 SomeText = Annotated[str, Field(min_length=1)]
 Choices = TypeAliasType("Choices", Annotated[list[str], FailFast(), Field(min_length=1)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from server.apis.shared.schema.common import ErrorBody, ResponseModel
+from server.apis.shared.schema.base import ErrorBody, ResponseModel
 
 Answers = dict[int | str, dict[str, Any]]
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from engine.request import RequestError
-from server.apis.shared.schema.common import UnservedTool
+from server.apis.shared.schema.base import UnservedTool
 
 logger = logging.getLogger(__name__)
 

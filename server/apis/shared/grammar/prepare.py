@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from engine.config import LimitsConfig
 from engine.request import GrammarSpec, Prelude, RequestError
-from server.apis.shared.prompt.call_grammar import (
+from server.apis.shared.grammar.constraints import Constraint, constraints, prepare_constraint
+from server.apis.shared.grammar.schema_faults import Suspect, explained
+from server.apis.shared.grammar.tool_calls import (
     PreparedTool,
     ToolCalls,
     calls_or_answer,
     grammar_for_tools,
     prepared_tools,
 )
-from server.apis.shared.prompt.constraints import Constraint, constraints, prepare_constraint
-from server.apis.shared.prompt.schema_faults import Suspect, explained
 from server.apis.shared.schema.structured import StructuredFields
 from server.context import ServerContext
 from server.observability.request_record import current_record

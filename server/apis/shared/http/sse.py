@@ -9,9 +9,9 @@ from contextlib import aclosing, suppress
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from server.apis.shared.schema.common import NamedEvent, ResponseModel
+from server.apis.shared.http.disconnect import ClientDisconnectedError, run_until_disconnect
+from server.apis.shared.schema.base import NamedEvent, ResponseModel
 from server.errors import NO_FAULTS, ApiError, to_api_error
-from server.middleware.disconnect import ClientDisconnectedError, run_until_disconnect
 
 DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"

@@ -10,9 +10,9 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect
 
+from server.apis.shared.http.body_encoding import decompressed, utf8_text
+from server.apis.shared.http.disconnect import ClientDisconnectedError
 from server.errors import ApiError
-from server.middleware.body_encoding import decompressed, utf8_text
-from server.middleware.disconnect import ClientDisconnectedError
 
 
 class _JsonRequest(Request):
