@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -15,8 +15,8 @@ from rich.progress import Progress
 from rich.table import Table
 
 from engine.config import Config
-from loadtest.suites import Entry, SuiteError, read_suite
-from server.cli.command import CommandError
+from loadtest.suites import DEFAULT_SUITE, Entry, SuiteError, read_suite
+from server.cli.command import CommandError, Run, Subcommand, add_config_arguments
 from server.observability.logs import configure_logging
 
 if TYPE_CHECKING:
@@ -24,13 +24,9 @@ if TYPE_CHECKING:
     from engine.build import EngineParts
     from engine.kernels.bench import KernelReport
 
-DEFAULT_SUITE = Path(__file__).resolve().parent.parent / "loadtest" / "suites" / "mixed.jsonl"
 
-
-def configure_bench(
-    parser: argparse.ArgumentParser, resolve_config: Callable[[argparse.Namespace], Config]
-) -> Callable[[argparse.Namespace], None]:
-    """Add the flags that only bench has."""
+def _configure(parser: argparse.ArgumentParser) -> Run:
+    resolve_config = add_config_arguments(parser)
     parser.add_argument(
         "--suite", type=Path, default=DEFAULT_SUITE, metavar="FILE", help="prompts to decode"
     )
@@ -63,6 +59,9 @@ def configure_bench(
             arguments.json.write_text(json.dumps(figures, indent=1), encoding="utf-8")
 
     return run
+
+
+COMMAND = Subcommand("bench", "measure passes, drafters and throughput without HTTP", _configure)
 
 
 def _bench_engine(

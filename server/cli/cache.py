@@ -14,13 +14,12 @@ from rich.table import Table
 from engine.cache.errors import CacheError
 from engine.cache.location import DEFAULT_MAX_GIB, max_cache_gib, model_cache
 from engine.cache.model_cache import Entry
-from server.cli.command import CommandError, Run
+from server.cli.command import CommandError, Run, Subcommand
 
 _GIB = 1 << 30
 
 
-def configure_cache(parser: argparse.ArgumentParser) -> Run:
-    """Add `ls` and `prune`; returns the function that carries the chosen one out."""
+def _configure(parser: argparse.ArgumentParser) -> Run:
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
     summary = "list what the cache holds, the least recently used first"
     actions.add_parser("ls", help=summary, description=summary).set_defaults(act=_list)
@@ -46,6 +45,9 @@ def configure_cache(parser: argparse.ArgumentParser) -> Run:
             raise CommandError(f"can't read the model cache: {error}") from error
 
     return run
+
+
+COMMAND = Subcommand("cache", "list or delete what was fetched, converted and packed", _configure)
 
 
 def _gib(text: str) -> float:

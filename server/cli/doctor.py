@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,8 +14,8 @@ from rich.progress import Progress
 from rich.table import Table
 
 from engine.config import Config
-from loadtest.suites import SuiteError, read_suite
-from server.cli.command import CommandError
+from loadtest.suites import DEFAULT_SUITE, SuiteError, read_suite
+from server.cli.command import CommandError, Run, Subcommand, add_config_arguments
 from server.observability.logs import configure_logging
 
 if TYPE_CHECKING:
@@ -24,17 +23,13 @@ if TYPE_CHECKING:
     from engine.doctor.report import Report
     from engine.request import ChatPrompt, TextPrompt
 
-DEFAULT_PROMPTS = Path(__file__).resolve().parent.parent / "loadtest" / "suites" / "mixed.jsonl"
 
-
-def configure_doctor(
-    parser: argparse.ArgumentParser, resolve_config: Callable[[argparse.Namespace], Config]
-) -> Callable[[argparse.Namespace], None]:
-    """Add the flags that only doctor has."""
+def _configure(parser: argparse.ArgumentParser) -> Run:
+    resolve_config = add_config_arguments(parser)
     parser.add_argument(
         "--prompts",
         type=Path,
-        default=DEFAULT_PROMPTS,
+        default=DEFAULT_SUITE,
         metavar="FILE",
         help="prompts like those to be served: .json or .jsonl, as bench's suites",
     )
@@ -70,6 +65,9 @@ def configure_doctor(
             _plot(report, arguments.plot)
 
     return run
+
+
+COMMAND = Subcommand("doctor", "examine a pair of target and draft on this machine", _configure)
 
 
 def _examine(config: Config, arguments: argparse.Namespace, console: Console) -> Report:

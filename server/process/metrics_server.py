@@ -18,7 +18,7 @@ from server.apis.operation import metrics
 from server.errors import add_error_handlers
 from server.middleware.head import HeadMiddleware
 from server.middleware.slashes import SlashesMiddleware
-from server.process.uvicorn_config import http_options
+from server.process.uvicorn_config import uvicorn_config
 
 _SHUTDOWN_SECONDS = 1
 
@@ -51,7 +51,7 @@ async def metrics_served(
     if listener is None:
         yield
         return
-    options = http_options(metrics_app(registry), config, shutdown_seconds=_SHUTDOWN_SECONDS)
+    options = uvicorn_config(metrics_app(registry), config, shutdown_seconds=_SHUTDOWN_SECONDS)
     server = _MetricsServer(options)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:

@@ -18,10 +18,10 @@ from server.middleware.api_keys import ApiKeys
 from server.observability.start_summary import log_ready
 from server.observability.tracing import make_tracing
 from server.process.drain import DrainingServer
+from server.process.listener import url_of
 from server.process.load_errors import load_failure
 from server.process.metrics_server import metrics_served
-from server.process.signals import url_of
-from server.process.uvicorn_config import http_options
+from server.process.uvicorn_config import uvicorn_config
 
 if TYPE_CHECKING:
     from engine.core import EngineCore
@@ -95,7 +95,7 @@ async def _serve(
     app = create_app(engine, config, keys=keys, tracing=tracing, on_loaded=on_loaded)
     context: ServerContext = app.state.context
     server = DrainingServer(
-        http_options(app, config, shutdown_seconds=SHUTDOWN_SECONDS),
+        uvicorn_config(app, config, shutdown_seconds=SHUTDOWN_SECONDS),
         engine,
         context.admission,
         config.admission.drain_timeout,

@@ -12,7 +12,7 @@ KEEP_ALIVE_SECONDS = 75
 """Longer than clients keep idle connections, so that they never reuse one as it closes."""
 
 
-def http_options(app: ASGIApp, config: Config, *, shutdown_seconds: int) -> uvicorn.Config:
+def uvicorn_config(app: ASGIApp, config: Config, *, shutdown_seconds: int) -> uvicorn.Config:
     """
     Args:
         shutdown_seconds: time connections have to end after the last request has.

@@ -230,7 +230,7 @@ def test_client_that_does_not_read_is_cut_off(server: Server, note_fault: Note) 
 
 
 def test_dead_peers_are_found_by_the_system() -> None:
-    from server.process.signals import DEAD_PEER_SECONDS, listen
+    from server.process.listener import DEAD_PEER_SECONDS, listen
 
     with listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
         accepted, _ = listener.accept()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from server.process.signals import listen
+from server.process.listener import listen
 from tests.e2e.fault_table import Note
 from tests.e2e.served import served
 from tests.e2e.test_drain import Stream

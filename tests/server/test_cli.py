@@ -13,8 +13,8 @@ import time
 import httpx
 import pytest
 
-from server.cli.main import main
-from server.process.signals import listen
+from server.cli.main import main, make_parser
+from server.process.listener import listen
 
 SCRIPTED_SERVER = """
 import asyncio, sys
@@ -275,3 +275,9 @@ def test_listening_socket_takes_ipv6():
         pytest.skip(f"no IPv6 on this machine: {error}")
     with listener:
         assert listener.family == socket.AF_INET6
+
+
+def test_default_prompts_of_bench_and_doctor_are_there():
+    parser = make_parser()
+    assert parser.parse_args(["bench"]).suite.is_file()
+    assert parser.parse_args(["doctor"]).prompts.is_file()

@@ -16,7 +16,8 @@ import pytest
 from engine.config import Config, ConfigError
 from engine.request import FinishReason
 from server.app import create_app
-from server.cli import main as cli
+from server.cli import serve
+from server.cli.main import main
 from server.middleware.catch_all import BrokenResponseError, CatchAllMiddleware
 from server.observability.logs import configure_logging
 from server.process.tls import check_certificate
@@ -110,9 +111,9 @@ class TestTls:
         ],
     )
     def test_start_errors_are_one_line(self, monkeypatch, capsys, flags, code, message):
-        monkeypatch.setattr(cli, "configure_logging", lambda *arguments: None)
-        monkeypatch.setattr(cli, "exit_on_stop_signals", lambda: None)
-        assert cli.main(["serve", "--port", "0", *flags]) == code
+        monkeypatch.setattr(serve, "configure_logging", lambda *arguments: None)
+        monkeypatch.setattr(serve, "exit_on_stop_signals", lambda: None)
+        assert main(["serve", "--port", "0", *flags]) == code
         error = capsys.readouterr().err
         assert error.startswith(f"slipstream: error: {message}")
         assert error.count("\n") == 1
