@@ -27,7 +27,7 @@ from engine.serving.async_engine import AsyncEngine, EngineState  # noqa: E402
 from engine.summary import EngineSummary, ModelSummary  # noqa: E402
 from server.apis.shared.prompt import unsupported_fields  # noqa: E402
 from server.app import create_app  # noqa: E402
-from server.middleware.access_log import HttpCounts  # noqa: E402
+from server.observability.http_counts import HttpCounts  # noqa: E402
 from server.observability.prometheus import make_registry  # noqa: E402
 
 PART = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)

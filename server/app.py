@@ -24,7 +24,7 @@ from server.apis.responses import route as responses
 from server.apis.tokenize import route as tokenize
 from server.context import ServerContext
 from server.errors import add_error_handlers
-from server.middleware.access_log import HttpCounts, ObserverMiddleware
+from server.middleware.access_log import AccessLogMiddleware
 from server.middleware.admission import Admission, AdmissionMiddleware
 from server.middleware.api_keys import ApiKeys
 from server.middleware.auth import ApiKeyMiddleware
@@ -33,9 +33,11 @@ from server.middleware.catch_all import CatchAllMiddleware
 from server.middleware.head import HeadMiddleware
 from server.middleware.header_limit import HeaderLimitMiddleware
 from server.middleware.not_enforced_header import HEADER as NOT_ENFORCED
+from server.middleware.not_enforced_header import NotEnforcedHeaderMiddleware
 from server.middleware.preflight import PreflightMiddleware
 from server.middleware.request_id import RequestIdMiddleware
 from server.middleware.slashes import SlashesMiddleware
+from server.observability.http_counts import HttpCounts
 from server.observability.prometheus import make_registry
 from server.observability.tracing import Tracing
 
@@ -108,11 +110,12 @@ def create_app(
             Middleware(RequestIdMiddleware),
             Middleware(SlashesMiddleware),
             Middleware(
-                ObserverMiddleware,
+                AccessLogMiddleware,
                 routes=routes,
                 counts=counts,
                 traces=tracing,
             ),
+            Middleware(NotEnforcedHeaderMiddleware),
             Middleware(HeadMiddleware),
             _cors(config.cors, routes),
             Middleware(CatchAllMiddleware),

@@ -96,6 +96,14 @@ def deadline_passed() -> ApiError:
     return ApiError(408, message, code="request_timeout", headers=headers)
 
 
+def body_too_large(max_bytes: int) -> ApiError:
+    return ApiError(
+        413,
+        f"The request body is larger than the limit of {max_bytes} bytes.",
+        code="request_too_large",
+    )
+
+
 def anthropic_error(error: ApiError) -> AnthropicError:
     fallback = "invalid_request_error" if error.status < 500 else "api_error"
     detail = AnthropicErrorDetail(

@@ -21,7 +21,7 @@ from engine.config import Config
 from engine.figures import DrafterMetrics
 from server.app import create_app
 from server.cli.main import make_parser
-from server.middleware.access_log import HttpCounts
+from server.observability.http_counts import HttpCounts
 from server.observability.prometheus import make_registry
 from tests.server.scripted_engine import ScriptedEngine
 

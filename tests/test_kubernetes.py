@@ -13,7 +13,7 @@ import yaml
 from engine.config import Config, load_config
 from server.app import create_app
 from server.cli.main import make_parser
-from server.middleware.access_log import HttpCounts
+from server.observability.http_counts import HttpCounts
 from server.observability.prometheus import make_registry
 from server.process.serve import SHUTDOWN_SECONDS
 from tests.server.scripted_engine import ScriptedEngine

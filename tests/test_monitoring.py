@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from engine.figures import DrafterMetrics
-from server.middleware.access_log import HttpCounts
+from server.observability.http_counts import HttpCounts
 from server.observability.prometheus import make_registry
 from tests.server.scripted_engine import ScriptedEngine
 

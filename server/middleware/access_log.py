@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Iterable
 from typing import Protocol
 
-from starlette.datastructures import MutableHeaders
 from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.middleware import not_enforced_header
-from server.middleware.request_id import current_request_id
-from server.observability.request_record import RequestRecord, current_record
+from server.middleware.response_start import noting_start
+from server.observability.http_counts import HttpCounts
+from server.observability.request_record import (
+    RequestRecord,
+    current_record,
+    current_request_id,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -25,15 +27,6 @@ CLIENT_CLOSED = 499
 _QUIET = frozenset({"/health", "/metrics"})
 """Asked every few seconds by probes and by Prometheus."""
 _METHODS = frozenset({"GET", "HEAD", "POST", "DELETE", "OPTIONS"})
-
-
-class HttpCounts:
-    """Requests answered and in progress. Used by one event loop."""
-
-    def __init__(self) -> None:
-        self.answered: Counter[tuple[str, str, str]] = Counter()
-        """By method, route and status."""
-        self.in_progress = 0
 
 
 class TraceSink(Protocol):
@@ -48,7 +41,7 @@ class TraceSink(Protocol):
         ...
 
 
-class ObserverMiddleware:
+class AccessLogMiddleware:
     def __init__(
         self,
         app: ASGIApp,
@@ -75,20 +68,13 @@ class ObserverMiddleware:
         record = RequestRecord(current_request_id.get(), method, self._route(scope))
         current_record.set(record)
 
-        async def send_noting_status(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                record.status = message["status"]
-                if record.not_enforced:
-                    headers = MutableHeaders(scope=message)
-                    headers[not_enforced_header.HEADER] = not_enforced_header.header_value(
-                        record.not_enforced
-                    )
-            await send(message)
+        def note_status(start: Message) -> None:
+            record.status = start["status"]
 
         started = time.monotonic()
         self._counts.in_progress += 1
         try:
-            await self._app(scope, receive, send_noting_status)
+            await self._app(scope, receive, noting_start(send, note_status))
         finally:
             self._counts.in_progress -= 1
             record.seconds = time.monotonic() - started

@@ -14,6 +14,7 @@ from engine.config import AdmissionConfig
 from engine.serving.pace import Pace
 from server.errors import ApiError, deadline_passed, retry_later
 from server.middleware.auth import CLIENT
+from server.middleware.response_start import noting_start
 
 TICKET = "slipstream.ticket"
 """Key of the ASGI scope: the request's `Ticket`."""
@@ -139,16 +140,14 @@ class AdmissionMiddleware:
         """A stream that has begun watches the deadline itself: it ends with an error event."""
         started = False
 
-        async def send_noting_start(message: Message) -> None:
+        def note_start(_: Message) -> None:
             nonlocal started
-            if message["type"] == "http.response.start":
-                timer.reschedule(None)
-                started = True
-            await send(message)
+            timer.reschedule(None)
+            started = True
 
         try:
             async with asyncio.timeout_at(scope[TICKET].deadline) as timer:
-                await self._app(scope, receive, send_noting_start)
+                await self._app(scope, receive, noting_start(send, note_start))
         except TimeoutError:
             if started or not timer.expired():
                 raise

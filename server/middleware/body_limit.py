@@ -7,8 +7,7 @@ import asyncio
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.apis.shared.http.body_encoding import body_too_large
-from server.errors import ApiError
+from server.errors import ApiError, body_too_large
 
 
 class BodyLimitMiddleware:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.errors import NO_FAULTS, to_api_error
+from server.middleware.response_start import noting_start
 
 
 class BrokenResponseError(RuntimeError):
@@ -21,13 +22,12 @@ class CatchAllMiddleware:
             return
         started = False
 
-        async def send_noting_start(message: Message) -> None:
+        def note_start(_: Message) -> None:
             nonlocal started
-            started = started or message["type"] == "http.response.start"
-            await send(message)
+            started = True
 
         try:
-            await self._app(scope, receive, send_noting_start)
+            await self._app(scope, receive, noting_start(send, note_start))
         except NO_FAULTS:
             raise
         except BaseException as error:

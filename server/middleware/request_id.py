@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 import uuid
-from contextvars import ContextVar
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from server.middleware.response_start import noting_start
+from server.observability.request_record import current_request_id
+
 HEADER = "X-Request-Id"
-current_request_id: ContextVar[str] = ContextVar("current_request_id", default="")
-"""Of the HTTP request that the running task works for; empty outside one."""
 MAX_LENGTH = 128
 _UNSAFE = re.compile(r"[^A-Za-z0-9._:/+=@-]")
 
@@ -32,9 +32,7 @@ class RequestIdMiddleware:
         request_id = clean_request_id(Headers(scope=scope).get(HEADER, "")) or uuid.uuid4().hex
         current_request_id.set(request_id)
 
-        async def send_with_id(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)[HEADER] = request_id
-            await send(message)
+        def add_header(start: Message) -> None:
+            MutableHeaders(scope=start)[HEADER] = request_id
 
-        await self._app(scope, receive, send_with_id)
+        await self._app(scope, receive, noting_start(send, add_header))

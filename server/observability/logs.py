@@ -12,7 +12,7 @@ import sys
 from datetime import UTC, datetime
 
 from engine.config import LogFormat
-from server.middleware.request_id import current_request_id
+from server.observability.request_record import current_request_id
 
 
 class RequestIdFilter(logging.Filter):

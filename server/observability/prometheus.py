@@ -17,7 +17,7 @@ from engine.request import FinishReason
 from engine.serving.async_engine import AsyncEngine, EngineState
 from engine.summary import EngineSummary
 from server import VERSION
-from server.middleware.access_log import HttpCounts
+from server.observability.http_counts import HttpCounts
 
 
 def make_registry(

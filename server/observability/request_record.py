@@ -96,5 +96,8 @@ def _waits(sequences: list[SequenceRecord]) -> dict[str, float]:
     return values
 
 
+current_request_id: ContextVar[str] = ContextVar("current_request_id", default="")
+"""Of the HTTP request that the running task works for; empty outside one."""
+
 current_record: ContextVar[RequestRecord | None] = ContextVar("current_record", default=None)
-"""Of the HTTP request that the running task works for; None outside one."""
+"""Of the same request; None outside one."""

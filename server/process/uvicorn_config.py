@@ -24,7 +24,7 @@ def uvicorn_config(app: ASGIApp, config: Config, *, shutdown_seconds: int) -> uv
         ws="none",
         lifespan="on",
         log_config=None,
-        access_log=False,  # it has client addresses; ObserverMiddleware logs requests
+        access_log=False,  # it has client addresses; AccessLogMiddleware logs requests
         ssl_certfile=None if config.ssl_certfile is None else str(config.ssl_certfile),
         ssl_keyfile=None if config.ssl_keyfile is None else str(config.ssl_keyfile),
         server_header=False,

@@ -5,7 +5,7 @@ from prometheus_client import generate_latest
 
 from engine.figures import DrafterMetrics
 from loadtest.acceptance import Acceptance, DrafterFigures, between, parse, scrape
-from server.middleware.access_log import HttpCounts
+from server.observability.http_counts import HttpCounts
 from server.observability.prometheus import make_registry
 from tests.server.scripted_engine import ScriptedEngine
 

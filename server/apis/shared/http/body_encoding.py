@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import zlib
 
-from server.errors import ApiError
+from server.errors import ApiError, body_too_large
 
 _ZLIB_FORMATS = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": 0}
 """Formats by content coding, as zlib counts them; 0: the window is as the data says."""
@@ -71,11 +71,3 @@ def utf8_text(body: bytes) -> bytes:
             code="unsupported_media_type",
         )
     return body.removeprefix(codecs.BOM_UTF8)
-
-
-def body_too_large(max_bytes: int) -> ApiError:
-    return ApiError(
-        413,
-        f"The request body is larger than the limit of {max_bytes} bytes.",
-        code="request_too_large",
-    )
