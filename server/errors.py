@@ -15,8 +15,12 @@ from starlette.routing import Match, Route
 from starlette.types import Scope
 
 from engine.request import EngineDeadError, QueueFullError, RequestError
-from server.apis.messages.schema import AnthropicError, AnthropicErrorDetail
-from server.apis.shared.schema.base import ErrorBody, ErrorDetail
+from server.apis.shared.schema.error import (
+    AnthropicError,
+    AnthropicErrorDetail,
+    ErrorBody,
+    ErrorDetail,
+)
 from server.observability.private_traceback import private_traceback
 
 logger = logging.getLogger(__name__)

@@ -100,6 +100,6 @@ class ReasoningTokens:
             if self._closed:
                 return
             self.count += 1
-            piece = self._token_bytes[token_id] if token_id < len(self._token_bytes) else b""
-            self._tail = self._tail[-len(CLOSE_TAG) :] + piece
+            raw = self._token_bytes[token_id] if token_id < len(self._token_bytes) else b""
+            self._tail = self._tail[-len(CLOSE_TAG) :] + raw
             self._closed = CLOSE_TAG.encode() in self._tail

@@ -10,7 +10,7 @@ import pytest
 from engine.request import FinishReason
 from server.apis.shared.http import sse
 from server.apis.shared.http.sse import encode_event
-from server.apis.shared.schema.base import ErrorDetail
+from server.apis.shared.schema.error import ErrorDetail
 from tests.server.scripted_engine import Step, words
 
 

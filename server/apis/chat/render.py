@@ -20,10 +20,10 @@ from server.apis.chat.schema import (
     ChatTokenLogprob,
     TopLogprob,
 )
-from server.apis.shared.render.renderer import ResponseHead
+from server.apis.shared.render.head import ResponseHead
 from server.apis.shared.render.tokens import api_finish_reason, json_logprob, token_text
 from server.apis.shared.render.usage import UsageReport
-from server.apis.shared.schema.base import ErrorBody
+from server.apis.shared.schema.error import ErrorBody
 from server.apis.shared.schema.tools import (
     FunctionCall,
     FunctionCallDelta,
@@ -42,7 +42,7 @@ from server.parsing.deltas import (
 
 
 @dataclass(frozen=True, slots=True)
-class ChatPiece:
+class ChatUpdate:
     index: int
     deltas: tuple[Delta, ...]
     logprobs: tuple[TokenLogprob, ...]
@@ -54,7 +54,7 @@ class ChatPiece:
 
 
 class ChatRenderer:
-    """Renders pieces of chat completions; implements `Renderer[ChatPiece]`."""
+    """Renders updates of chat completions; implements `Renderer[ChatUpdate]`."""
 
     ends_with_done = True
 
@@ -83,7 +83,7 @@ class ChatRenderer:
         self._calls_functions = calls_functions
         self._opened: set[int] = set()
 
-    def take(self, index: int, output: RequestOutput) -> ChatPiece:
+    def take(self, index: int, output: RequestOutput) -> ChatUpdate:
         parser = self._parsers[index]
         deltas = tuple(parser.take(output))
         finish_reason: ChatFinishReason | None = api_finish_reason(output)
@@ -91,7 +91,7 @@ class ChatRenderer:
             finish_reason = "function_call" if self._calls_functions else "tool_calls"
         opens = index not in self._opened
         self._opened.add(index)
-        return ChatPiece(
+        return ChatUpdate(
             index=index,
             deltas=deltas,
             logprobs=output.logprobs,
@@ -104,26 +104,26 @@ class ChatRenderer:
     def opening(self, usage: Usage) -> Iterable[ChatChunk]:
         return ()
 
-    def chunks(self, piece: ChatPiece, usage: Usage) -> Iterable[ChatChunk]:
-        if piece.opens:
+    def chunks(self, update: ChatUpdate, usage: Usage) -> Iterable[ChatChunk]:
+        if update.opens:
             # With tools it is open yet whether there is any text.
             content = None if self._finds_calls else ""
             opening = ChatDelta(role="assistant", content=content, refusal=None)
-            yield self._chunk(piece.index, opening, usage, prompt_ids=self._told_prompt_ids())
+            yield self._chunk(update.index, opening, usage, prompt_ids=self._told_prompt_ids())
         about_tokens: dict[str, Any] = {}
-        if piece.logprobs or self._prompt_token_ids is not None:
-            about_tokens = {"logprobs": self._logprobs(piece.logprobs), **self._tokens(piece)}
-        # What is told about a piece's tokens goes along with its first delta.
-        for delta in piece.deltas or ([TextDelta("")] if about_tokens else []):
-            yield self._chunk(piece.index, self._delta(delta), usage, **about_tokens)
+        if update.logprobs or self._prompt_token_ids is not None:
+            about_tokens = {"logprobs": self._logprobs(update.logprobs), **self._tokens(update)}
+        # What is told about a update's tokens goes along with its first delta.
+        for delta in update.deltas or ([TextDelta("")] if about_tokens else []):
+            yield self._chunk(update.index, self._delta(delta), usage, **about_tokens)
             about_tokens = {}
-        if piece.finish_reason is not None:
+        if update.finish_reason is not None:
             yield self._chunk(
-                piece.index,
+                update.index,
                 ChatDelta(),
                 usage,
-                finish_reason=piece.finish_reason,
-                stop_reason=piece.stop_reason,
+                finish_reason=update.finish_reason,
+                stop_reason=update.stop_reason,
             )
 
     def closing(self, usage: Usage) -> Iterable[ChatChunk]:
@@ -138,10 +138,10 @@ class ChatRenderer:
     def failure(self, error: ApiError) -> Iterable[ErrorBody]:
         yield error.body
 
-    def response(self, pieces: Sequence[ChatPiece], usage: Usage) -> ChatCompletion:
-        by_choice: list[list[ChatPiece]] = [[] for _ in self._parsers]
-        for piece in pieces:
-            by_choice[piece.index].append(piece)
+    def response(self, updates: Sequence[ChatUpdate], usage: Usage) -> ChatCompletion:
+        by_choice: list[list[ChatUpdate]] = [[] for _ in self._parsers]
+        for update in updates:
+            by_choice[update.index].append(update)
         return ChatCompletion(
             object="chat.completion",
             choices=[self._choice(parts) for parts in by_choice],
@@ -159,22 +159,22 @@ class ChatRenderer:
             return {}
         return {"prompt_token_ids": list(self._prompt_token_ids)}
 
-    def _tokens(self, *pieces: ChatPiece) -> dict[str, Any]:
+    def _tokens(self, *updates: ChatUpdate) -> dict[str, Any]:
         if self._prompt_token_ids is None:
             return {}
-        return {"token_ids": [token_id for piece in pieces for token_id in piece.token_ids]}
+        return {"token_ids": [token_id for update in updates for token_id in update.token_ids]}
 
-    def _choice(self, pieces: Sequence[ChatPiece]) -> ChatChoice:
-        last = pieces[-1]
+    def _choice(self, updates: Sequence[ChatUpdate]) -> ChatChoice:
+        last = updates[-1]
         if last.finish_reason is None:
             raise ValueError(f"choice {last.index} has not finished")
         return ChatChoice(
             index=last.index,
-            message=self._message([delta for piece in pieces for delta in piece.deltas]),
-            logprobs=self._logprobs([entry for piece in pieces for entry in piece.logprobs]),
+            message=self._message([delta for update in updates for delta in update.deltas]),
+            logprobs=self._logprobs([entry for update in updates for entry in update.logprobs]),
             finish_reason=last.finish_reason,
             stop_reason=last.stop_reason,
-            **self._tokens(*pieces),
+            **self._tokens(*updates),
         )
 
     def _chunk(
@@ -264,7 +264,11 @@ def _token_logprob(entry: TokenLogprob) -> ChatTokenLogprob:
         bytes=list(entry.token_bytes),
         logprob=json_logprob(entry.logprob),
         top_logprobs=[
-            TopLogprob(token=token_text(piece), bytes=list(piece), logprob=json_logprob(logprob))
-            for _, piece, logprob in entry.top
+            TopLogprob(
+                token=token_text(token_bytes),
+                bytes=list(token_bytes),
+                logprob=json_logprob(logprob),
+            )
+            for _, token_bytes, logprob in entry.top
         ],
     )

@@ -7,45 +7,22 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, FailFast, Field, Tag
 from typing_extensions import TypeAliasType
 
-from server.apis.shared.schema.base import (
-    CompletionUsage,
-    ReasoningEffort,
-    RequestModel,
-    ResponseModel,
-    Verbosity,
-)
-from server.apis.shared.schema.content import TextContent
+from server.apis.shared.schema.base import ReasoningEffort, ResponseModel, Verbosity
+from server.apis.shared.schema.messages import ChatMessages
 from server.apis.shared.schema.sampling import SamplingFields
 from server.apis.shared.schema.tools import (
-    CalledFunction,
     FunctionCall,
     FunctionCallDelta,
     FunctionSpec,
     NamedFunction,
     ToolCallAnswer,
     ToolCallDelta,
-    ToolCalls,
     ToolChoice,
     Tools,
 )
+from server.apis.shared.schema.usage import CompletionUsage
 
 ChatFinishReason = Literal["stop", "length", "tool_calls", "function_call"]
-
-
-class ChatMessage(RequestModel):
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: TextContent | None = None
-    name: str | None = None
-    reasoning_content: str | None = None
-    refusal: str | None = None
-    tool_calls: ToolCalls | None = None
-    tool_call_id: str | None = None
-    function_call: CalledFunction | None = None
-
-
-ChatMessages = TypeAliasType(
-    "ChatMessages", Annotated[list[ChatMessage], FailFast(), Field(min_length=1)]
-)
 
 
 Functions = TypeAliasType("Functions", Annotated[list[FunctionSpec], FailFast()])

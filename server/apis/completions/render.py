@@ -9,7 +9,7 @@ from typing import Any, Literal
 from engine.request import RequestOutput, TokenLogprob, Usage
 from server.apis.completions.best_of import BestOf
 from server.apis.completions.schema import Completion, CompletionChoice, CompletionLogprobs
-from server.apis.shared.render.renderer import ResponseHead
+from server.apis.shared.render.head import ResponseHead
 from server.apis.shared.render.tokens import (
     api_finish_reason,
     json_logprob,
@@ -17,7 +17,7 @@ from server.apis.shared.render.tokens import (
     token_text,
 )
 from server.apis.shared.render.usage import UsageReport
-from server.apis.shared.schema.base import ErrorBody
+from server.apis.shared.schema.error import ErrorBody
 from server.errors import ApiError
 
 
@@ -27,19 +27,19 @@ class EchoedPrompt:
 
     text: str
     token_ids: tuple[int, ...]
-    first_piece: bytes
+    first_token_bytes: bytes
     """Bytes of its first token, which has no log-probability to bring them along."""
 
 
 @dataclass(frozen=True, slots=True)
-class CompletionPiece:
+class CompletionUpdate:
     index: int
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: Literal["stop", "length"] | None
     stop_reason: str | int | None
     prompt_token_ids: tuple[int, ...] | None
-    """On a choice's first piece, when asked for."""
+    """On a choice's first update, when asked for."""
     token_ids: tuple[int, ...] | None
     """When asked for."""
 
@@ -53,7 +53,7 @@ class _ChoiceState:
 
 
 class CompletionRenderer:
-    """Renders pieces of completions; implements `Renderer[CompletionPiece]`."""
+    """Renders updates of completions; implements `Renderer[CompletionUpdate]`."""
 
     ends_with_done = True
 
@@ -86,14 +86,14 @@ class CompletionRenderer:
         self._special_token_ids = special_token_ids
         self._shows_special_tokens = shows_special_tokens
 
-    def take(self, index: int, output: RequestOutput) -> CompletionPiece:
+    def take(self, index: int, output: RequestOutput) -> CompletionUpdate:
         if self._best_of is not None:
             self._best_of.note(index, output)
         state = self._states[index]
         echo, state.echo = state.echo, None
         prompt_token_ids, state.prompt_token_ids = state.prompt_token_ids, None
         logprobs = self._logprobs(state, echo, output) if self._with_logprobs else None
-        return CompletionPiece(
+        return CompletionUpdate(
             index=index,
             text=output.text if echo is None else echo.text + output.text,
             logprobs=logprobs,
@@ -106,10 +106,10 @@ class CompletionRenderer:
     def opening(self, usage: Usage) -> Iterable[Completion]:
         return ()
 
-    def chunks(self, piece: CompletionPiece, usage: Usage) -> Iterable[Completion]:
-        has_tokens = piece.token_ids or (piece.logprobs and piece.logprobs.tokens)
-        if piece.text or piece.finish_reason or has_tokens:
-            yield self._body([_choice(piece)], self._usage.chunk_fields(usage))
+    def chunks(self, update: CompletionUpdate, usage: Usage) -> Iterable[Completion]:
+        has_tokens = update.token_ids or (update.logprobs and update.logprobs.tokens)
+        if update.text or update.finish_reason or has_tokens:
+            yield self._body([_choice(update)], self._usage.chunk_fields(usage))
 
     def closing(self, usage: Usage) -> Iterable[Completion]:
         if self._usage.at_end:
@@ -118,10 +118,10 @@ class CompletionRenderer:
     def failure(self, error: ApiError) -> Iterable[ErrorBody]:
         yield error.body
 
-    def response(self, pieces: Sequence[CompletionPiece], usage: Usage) -> Completion:
-        by_choice: list[list[CompletionPiece]] = [[] for _ in self._states]
-        for piece in pieces:
-            by_choice[piece.index].append(piece)
+    def response(self, updates: Sequence[CompletionUpdate], usage: Usage) -> Completion:
+        by_choice: list[list[CompletionUpdate]] = [[] for _ in self._states]
+        for update in updates:
+            by_choice[update.index].append(update)
         choices = [_choice(_join(parts)) for parts in by_choice]
         if self._best_of is not None:
             choices = self._best_of.choices(choices)
@@ -136,10 +136,12 @@ class CompletionRenderer:
         logprobs = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
         if echo is not None and output.prompt_logprobs:
             entries = output.prompt_logprobs
-            pieces = [echo.first_piece if entry is None else entry.token_bytes for entry in entries]
-            offsets = prompt_text_offsets(echo, pieces, self._special_token_ids)
-            for entry, piece, offset in zip(entries, pieces, offsets, strict=True):
-                _append(logprobs, piece, entry, offset)
+            token_bytes = [
+                echo.first_token_bytes if entry is None else entry.token_bytes for entry in entries
+            ]
+            offsets = prompt_text_offsets(echo, token_bytes, self._special_token_ids)
+            for entry, raw, offset in zip(entries, token_bytes, offsets, strict=True):
+                _append(logprobs, raw, entry, offset)
             state.text_offset = len(echo.text)
         for entry in output.logprobs:
             _append(logprobs, entry.token_bytes, entry, state.text_offset)
@@ -149,7 +151,7 @@ class CompletionRenderer:
 
 
 def prompt_text_offsets(
-    echo: EchoedPrompt, pieces: Sequence[bytes], special_token_ids: frozenset[int]
+    echo: EchoedPrompt, token_bytes: Sequence[bytes], special_token_ids: frozenset[int]
 ) -> list[int]:
     """Where each token of a prompt begins in its text.
 
@@ -158,22 +160,22 @@ def prompt_text_offsets(
     offsets: list[int] = []
     position = 0
     at_start = True
-    for token_id, piece in zip(echo.token_ids, pieces, strict=True):
+    for token_id, raw in zip(echo.token_ids, token_bytes, strict=True):
         is_special = token_id in special_token_ids
         if at_start and not is_special:
             at_start = False
-            if piece.startswith(b" ") and not echo.text.startswith(" ", position):
+            if raw.startswith(b" ") and not echo.text.startswith(" ", position):
                 position -= 1  # some tokenizers put a space in front that the text does not have
         offsets.append(max(0, position))
-        if not is_special or echo.text.startswith(token_text(piece), position):
-            position += num_characters(piece)
+        if not is_special or echo.text.startswith(token_text(raw), position):
+            position += num_characters(raw)
     return offsets
 
 
 def _append(
-    logprobs: CompletionLogprobs, piece: bytes, entry: TokenLogprob | None, offset: int
+    logprobs: CompletionLogprobs, token_bytes: bytes, entry: TokenLogprob | None, offset: int
 ) -> None:
-    logprobs.tokens.append(token_text(piece))
+    logprobs.tokens.append(token_text(token_bytes))
     logprobs.token_logprobs.append(None if entry is None else json_logprob(entry.logprob))
     logprobs.top_logprobs.append(None if entry is None else _top(entry))
     logprobs.text_offset.append(offset)
@@ -182,46 +184,46 @@ def _append(
 def _top(entry: TokenLogprob) -> dict[str, float]:
     """The likeliest tokens by text, and the chosen one even when it is not among them."""
     top: dict[str, float] = {}
-    for _, piece, logprob in entry.top:
-        top.setdefault(token_text(piece), json_logprob(logprob))
+    for _, token_bytes, logprob in entry.top:
+        top.setdefault(token_text(token_bytes), json_logprob(logprob))
     top.setdefault(token_text(entry.token_bytes), json_logprob(entry.logprob))
     return top
 
 
-def _join(pieces: Sequence[CompletionPiece]) -> CompletionPiece:
-    last = pieces[-1]
-    parts = [piece.logprobs for piece in pieces if piece.logprobs is not None]
+def _join(updates: Sequence[CompletionUpdate]) -> CompletionUpdate:
+    last = updates[-1]
+    parts = [update.logprobs for update in updates if update.logprobs is not None]
     logprobs = CompletionLogprobs(
         tokens=[token for part in parts for token in part.tokens],
         token_logprobs=[logprob for part in parts for logprob in part.token_logprobs],
         top_logprobs=[top for part in parts for top in part.top_logprobs],
         text_offset=[offset for part in parts for offset in part.text_offset],
     )
-    return CompletionPiece(
+    return CompletionUpdate(
         index=last.index,
-        text="".join(piece.text for piece in pieces),
+        text="".join(update.text for update in updates),
         logprobs=logprobs if parts else None,
         finish_reason=last.finish_reason,
         stop_reason=last.stop_reason,
-        prompt_token_ids=pieces[0].prompt_token_ids,
+        prompt_token_ids=updates[0].prompt_token_ids,
         token_ids=None
         if last.token_ids is None
-        else tuple(token_id for piece in pieces for token_id in piece.token_ids or ()),
+        else tuple(token_id for update in updates for token_id in update.token_ids or ()),
     )
 
 
-def _choice(piece: CompletionPiece) -> CompletionChoice:
+def _choice(update: CompletionUpdate) -> CompletionChoice:
     optional: dict[str, Any] = {}
-    if piece.finish_reason:
-        optional["stop_reason"] = piece.stop_reason
-    if piece.prompt_token_ids is not None:
-        optional["prompt_token_ids"] = list(piece.prompt_token_ids)
-    if piece.token_ids is not None:
-        optional["token_ids"] = list(piece.token_ids)
+    if update.finish_reason:
+        optional["stop_reason"] = update.stop_reason
+    if update.prompt_token_ids is not None:
+        optional["prompt_token_ids"] = list(update.prompt_token_ids)
+    if update.token_ids is not None:
+        optional["token_ids"] = list(update.token_ids)
     return CompletionChoice(
-        index=piece.index,
-        text=piece.text,
-        logprobs=piece.logprobs,
-        finish_reason=piece.finish_reason,
+        index=update.index,
+        text=update.text,
+        logprobs=update.logprobs,
+        finish_reason=update.finish_reason,
         **optional,
     )

@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, FailFast, Field, Tag
 from typing_extensions import TypeAliasType
 
-from server.apis.shared.schema.base import CompletionUsage, ResponseModel
+from server.apis.shared.schema.base import ResponseModel
 from server.apis.shared.schema.sampling import SamplingFields, TokenIds
+from server.apis.shared.schema.usage import CompletionUsage
 
 PromptTexts = TypeAliasType("PromptTexts", Annotated[list[str], FailFast()])
 PromptIdLists = TypeAliasType("PromptIdLists", Annotated[list[TokenIds], FailFast()])

@@ -1,8 +1,8 @@
-"""From the messages and tools of /v1/messages to what a chat template is given."""
+"""From /v1/messages requests to what the engine is given."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine.request import ChatOptions, RequestError
@@ -10,22 +10,28 @@ from server.apis.messages.schema import (
     AnthropicToolChoice,
     CountTokensRequest,
     InputMessage,
+    MessagesRequest,
+    RedactedThinkingBlock,
     SchemaOutput,
     TextBlock,
     ThinkingBlock,
     ToolResultBlock,
     ToolUseBlock,
 )
-from server.apis.responses.prompt import MessageBuilder
-from server.apis.shared.prompt.conversation import (
-    Message,
+from server.apis.shared.grammar.tool_calls import forced_call
+from server.apis.shared.prompt.message_builder import Message, MessageBuilder
+from server.apis.shared.prompt.tools import (
     ToolSelection,
     select_tools,
+    served_tools,
     template_tools,
 )
-from server.apis.shared.prompt.unserved_tools import served_tools
+from server.apis.shared.prompt.turn import Turn, encode_turn, prepare_turn
+from server.apis.shared.prompt.unsupported_fields import UNSUPPORTED_MESSAGES, refuse_unsupported
+from server.apis.shared.schema.sampling import SamplingFields
 from server.apis.shared.schema.structured import JsonSchemaFormat, NamedSchema
 from server.apis.shared.schema.tools import FunctionSpec, NamedFunction, NamedToolChoice, Tool
+from server.context import ServerContext
 
 _BILLING_HEADER = "x-anthropic-billing-header:"
 """Begins a line that Claude Code puts in front of its system prompt, for Anthropic's accounts.
@@ -34,7 +40,85 @@ It differs from request to request, and would keep all that follows it out of th
 """
 
 
-def conversation(body: CountTokensRequest) -> tuple[Message, ...]:
+_PARAMS = {
+    "prompt": "messages",
+    "stop": "stop_sequences",
+    "response_format.json_schema.schema": "output_config.format.schema",
+}
+"""The engine's names of fields that are called otherwise here."""
+
+_OLDER_PARAMS = {"response_format.json_schema.schema": "output_format.schema"}
+
+_MISPLACED = {
+    "assistant": (ToolResultBlock,),
+    "user": (ToolUseBlock, ThinkingBlock, RedactedThinkingBlock),
+    "system": (ToolUseBlock, ToolResultBlock, ThinkingBlock, RedactedThinkingBlock),
+}
+"""Blocks by the roles in whose messages they can't stand."""
+
+
+def check(body: CountTokensRequest) -> None:
+    """
+    Raises:
+        RequestError: fields that are not served, or blocks where they can't stand.
+    """
+    refuse_unsupported(body.model_extra, UNSUPPORTED_MESSAGES)
+    for number, message in enumerate(body.messages):
+        if isinstance(message.content, str):
+            continue
+        for position, block in enumerate(message.content):
+            if isinstance(block, _MISPLACED[message.role]):
+                param = f"messages.{number}.content.{position}"
+                raise RequestError(
+                    f"'{param}': a {block.type} block can't stand in a message of the "
+                    f"{message.role}.",
+                    param=param,
+                )
+
+
+async def encode_message(body: CountTokensRequest, context: ServerContext) -> tuple[int, ...]:
+    """The token ids of a conversation.
+
+    Raises:
+        RequestError: the model's template refuses it.
+    """
+    options = _chat_options(body, _tool_selection(body))
+    return await encode_turn(context, _conversation(body), options)
+
+
+async def prepare_message(body: MessagesRequest, context: ServerContext) -> Turn:
+    """
+    Raises:
+        RequestError: the model can't serve it.
+    """
+    fields = SamplingFields(
+        model=body.model,
+        temperature=body.temperature,
+        top_k=body.top_k,
+        top_p=body.top_p,
+        stop=body.stop_sequences,
+        response_format=_response_format(body),
+    )
+    selection = _tool_selection(body)
+    one_call = body.tool_choice is not None and bool(body.tool_choice.disable_parallel_tool_use)
+    return await prepare_turn(
+        context,
+        _conversation(body),
+        _chat_options(body, selection),
+        fields,
+        max_tokens=body.max_tokens,
+        logprobs=None,
+        max_calls=1 if one_call else None,
+        forced=forced_call(selection.choice),
+    )
+
+
+def api_names(body: MessagesRequest) -> Mapping[str, str]:
+    """The names that the request has for the engine's fields."""
+    return _PARAMS if body.output_format is None else {**_PARAMS, **_OLDER_PARAMS}
+
+
+def _conversation(body: CountTokensRequest) -> tuple[Message, ...]:
     builder = MessageBuilder()
     if system := _system_text(body.system or ""):
         builder.add({"role": "system", "content": system})
@@ -48,7 +132,7 @@ def conversation(body: CountTokensRequest) -> tuple[Message, ...]:
     return tuple(builder.messages)
 
 
-def tool_selection(body: CountTokensRequest) -> ToolSelection:
+def _tool_selection(body: CountTokensRequest) -> ToolSelection:
     """
     Raises:
         RequestError: a choice that names none of the tools, or no tool that can be served.
@@ -62,10 +146,10 @@ def tool_selection(body: CountTokensRequest) -> ToolSelection:
         )
         for tool in served_tools(body.tools)
     ]
-    return select_tools(tools, chat_tool_choice(body.tool_choice))
+    return select_tools(tools, _chat_tool_choice(body.tool_choice))
 
 
-def chat_options(body: CountTokensRequest, selection: ToolSelection) -> ChatOptions:
+def _chat_options(body: CountTokensRequest, selection: ToolSelection) -> ChatOptions:
     """
     Raises:
         RequestError: tools that share a name.
@@ -83,7 +167,7 @@ def chat_options(body: CountTokensRequest, selection: ToolSelection) -> ChatOpti
     )
 
 
-def response_format(body: CountTokensRequest) -> JsonSchemaFormat | None:
+def _response_format(body: CountTokensRequest) -> JsonSchemaFormat | None:
     """The schema of the answer, as the chat API has it.
 
     Raises:
@@ -102,7 +186,7 @@ def response_format(body: CountTokensRequest) -> JsonSchemaFormat | None:
     return JsonSchemaFormat(type="json_schema", json_schema=schema)
 
 
-def chat_tool_choice(choice: AnthropicToolChoice | None) -> str | NamedToolChoice | None:
+def _chat_tool_choice(choice: AnthropicToolChoice | None) -> str | NamedToolChoice | None:
     """
     Raises:
         RequestError: it is to name a tool and doesn't.

@@ -25,7 +25,6 @@ from server.apis.messages.schema import (
     ThinkingDelta,
     ToolUseAnswer,
 )
-from server.apis.shared.prompt.conversation import call_arguments
 from server.apis.shared.render.blocks import (
     Block,
     BlockClosed,
@@ -35,19 +34,20 @@ from server.apis.shared.render.blocks import (
     BlockOpened,
     BlockTracker,
 )
-from server.apis.shared.render.renderer import ResponseHead
+from server.apis.shared.render.head import ResponseHead
 from server.apis.shared.schema.base import NamedEvent
 from server.errors import ApiError, anthropic_error
 from server.parsing.answer import AnswerParser
+from server.parsing.call_arguments import call_arguments
 
 
 @dataclass(frozen=True, slots=True)
-class MessagesPiece:
+class MessagesUpdate:
     events: tuple[BlockEvent, ...]
 
 
 class MessagesRenderer:
-    """Renders one message; implements `Renderer[MessagesPiece]`."""
+    """Renders one message; implements `Renderer[MessagesUpdate]`."""
 
     ends_with_done = False
 
@@ -58,18 +58,18 @@ class MessagesRenderer:
         self._stop_reason: StopReason | None = None
         self._stop_sequence: str | None = None
 
-    def take(self, index: int, output: RequestOutput) -> MessagesPiece:
+    def take(self, index: int, output: RequestOutput) -> MessagesUpdate:
         events = self._tracker.take(self._parser.take(output))
         if output.finish_reason is not None:
             events += self._tracker.close()
             self._note_end(output)
-        return MessagesPiece(tuple(events))
+        return MessagesUpdate(tuple(events))
 
     def opening(self, usage: Usage) -> Iterator[NamedEvent]:
         yield MessageStart(type="message_start", message=self._body([], usage))
 
-    def chunks(self, piece: MessagesPiece, usage: Usage) -> Iterator[NamedEvent]:
-        for event in piece.events:
+    def chunks(self, update: MessagesUpdate, usage: Usage) -> Iterator[NamedEvent]:
+        for event in update.events:
             index = event.block.index
             match event:
                 case BlockOpened(block):
@@ -89,7 +89,7 @@ class MessagesRenderer:
         yield MessageDelta(type="message_delta", delta=delta, usage=_usage(usage))
         yield MessageStop(type="message_stop")
 
-    def response(self, pieces: Sequence[MessagesPiece], usage: Usage) -> MessageBody:
+    def response(self, updates: Sequence[MessagesUpdate], usage: Usage) -> MessageBody:
         blocks = [_answer_block(block, block.text) for block in self._tracker.blocks]
         return self._body(blocks, usage)
 

@@ -7,16 +7,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, FailFast, Field, Tag
 from typing_extensions import TypeAliasType
 
-from server.apis.shared.schema.base import (
-    NamedEvent,
-    ReasoningEffort,
-    RequestModel,
-    ResponseModel,
-    UnservedTool,
-)
+from server.apis.shared.schema.base import NamedEvent, ReasoningEffort, RequestModel, ResponseModel
 from server.apis.shared.schema.content import refuse_media
 from server.apis.shared.schema.sampling import StopText
-from server.apis.shared.schema.tools import FunctionName
+from server.apis.shared.schema.tools import FunctionName, UnservedTool
 
 
 class TextBlock(RequestModel):
@@ -277,12 +271,3 @@ class MessageDelta(NamedEvent):
 
 class MessageStop(NamedEvent):
     pass
-
-
-class AnthropicErrorDetail(ResponseModel):
-    type: str
-    message: str
-
-
-class AnthropicError(NamedEvent):
-    error: AnthropicErrorDetail

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import APIRouter, Response
 
 from engine.serving.async_engine import ModelCard
 from server.apis.models.schema import Model, ModelList
-from server.apis.shared.respond import json_response
-from server.apis.shared.schema.base import ErrorBody
+from server.apis.shared.http.json_response import json_response
+from server.apis.shared.http.openapi import whole
 from server.context import Context
 
 router = APIRouter(tags=["OpenAI"])
-errors: dict[int | str, dict[str, Any]] = {"4XX": {"model": ErrorBody}}
 
 
 @router.get(
     "/v1/models",
     summary="List the served model",
     response_model=None,
-    responses={200: {"model": ModelList}, **errors},
+    responses=whole(ModelList),
 )
 async def list_models(context: Context) -> Response:
     card = context.engine.card
@@ -33,7 +30,7 @@ async def list_models(context: Context) -> Response:
     "/v1/models/{model:path}",
     summary="Describe a model",
     response_model=None,
-    responses={200: {"model": Model}, **errors},
+    responses=whole(Model),
 )
 async def get_model(model: str, context: Context) -> Response:
     context.require_model(model)

@@ -7,8 +7,9 @@ from typing import Literal
 from fastapi import APIRouter, Response
 
 from engine.serving.async_engine import EngineState
-from server.apis.shared.respond import json_response
-from server.apis.shared.schema.base import ErrorBody, Health
+from server.apis.operation.schema import Health
+from server.apis.shared.http.json_response import json_response
+from server.apis.shared.schema.error import ErrorBody
 from server.context import Context
 
 _BROKEN = frozenset({EngineState.STALLED, EngineState.DEAD, EngineState.STOPPED})

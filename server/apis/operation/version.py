@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from server import VERSION
-from server.apis.shared.schema.base import Version
+from server.apis.operation.schema import Version
 
 router = APIRouter(tags=["Operation"])
 

@@ -1,10 +1,10 @@
-"""From the items and tools of /v1/responses to what a chat template is given, and back."""
+"""From /v1/responses requests to what the engine is given."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
+from engine.request import ChatOptions, RequestError
 from server.apis.responses.items import (
     InputCall,
     InputCallOutput,
@@ -14,20 +14,26 @@ from server.apis.responses.items import (
     InputShellCall,
     InputText,
 )
-from server.apis.responses.render import call_id
 from server.apis.responses.schema import (
     AllowedResponseTools,
+    FlatSchemaFormat,
     FunctionTool,
     NamedTool,
     ResponsesRequest,
 )
-from server.apis.shared.prompt.conversation import (
+from server.apis.responses.truncation import without_oldest_turns
+from server.apis.shared.grammar.tool_calls import forced_call
+from server.apis.shared.prompt.conversation import effort_args, template_args
+from server.apis.shared.prompt.message_builder import (
     TEMPLATE_ROLES,
     Message,
-    add_call,
-    add_written_call,
+    MessageBuilder,
 )
-from server.apis.shared.render.blocks import Block, BlockKind
+from server.apis.shared.prompt.tools import select_tools, template_tools
+from server.apis.shared.prompt.turn import Turn, prepare_turn
+from server.apis.shared.prompt.unsupported_fields import UNSUPPORTED_RESPONSES, refuse_unsupported
+from server.apis.shared.schema.sampling import SamplingFields
+from server.apis.shared.schema.structured import JsonSchemaFormat, ResponseFormat
 from server.apis.shared.schema.tools import (
     AllowedTools,
     AllowedToolsChoice,
@@ -36,38 +42,50 @@ from server.apis.shared.schema.tools import (
     NamedToolChoice,
     Tool,
 )
+from server.context import ServerContext
+
+_PARAMS = {"prompt": "input", "messages": "input", "max_tokens": "max_output_tokens"}
+"""The engine's names of fields that are called otherwise here."""
+
+_FORMAT_PARAMS = {
+    "response_format": "text.format",
+    "response_format.json_schema.schema": "text.format.schema",
+}
+
+_INCLUDABLE = frozenset(
+    {
+        "code_interpreter_call.outputs",
+        "computer_call_output.output.image_url",
+        "file_search_call.results",
+        "message.input_image.image_url",
+        "reasoning.encrypted_content",
+        "web_search_call.action.sources",
+        "web_search_call.results",
+    }
+)
+"""Reasoning comes in clear in any case; the rest belongs to items that no answer has."""
 
 
-class MessageBuilder:
-    """Gathers messages; reasoning, text and calls of one answer become one assistant message."""
-
-    def __init__(self, messages: Iterable[Message] = ()) -> None:
-        self.messages = list(messages)
-        self._in_answer = False
-
-    def add(self, message: Message) -> None:
-        self.messages.append(message)
-        self._in_answer = False
-
-    def add_text(self, text: str) -> None:
-        answer = self._answer()
-        answer["content"] += text
-
-    def add_reasoning(self, text: str) -> None:
-        answer = self._answer()
-        answer["reasoning_content"] = answer.get("reasoning_content", "") + text
-
-    def add_call(self, call_id: str, name: str, arguments: Mapping[str, Any]) -> None:
-        add_call(self._answer(), call_id, name, arguments)
-
-    def add_written_call(self, call_id: str, name: str, arguments: str) -> None:
-        add_written_call(self._answer(), call_id, name, arguments)
-
-    def _answer(self) -> Message:
-        if not self._in_answer:
-            self.messages.append({"role": "assistant", "content": ""})
-            self._in_answer = True
-        return self.messages[-1]
+def check(body: ResponsesRequest) -> None:
+    """
+    Raises:
+        RequestError: fields that are not served or contradict each other.
+    """
+    refuse_unsupported(body.model_extra, UNSUPPORTED_RESPONSES)
+    if body.n not in (None, 1):
+        raise RequestError("A response has one answer: 'n' must be 1.", param="n")
+    for wanted in body.include or ():
+        if wanted not in _INCLUDABLE:
+            raise RequestError(
+                f"'include' asks for {wanted[:64]!r}, which this server does not tell.",
+                param="include",
+                code="unsupported_parameter",
+            )
+    if body.response_format is not None and body.text is not None and body.text.format is not None:
+        raise RequestError(
+            "'text.format' and 'response_format' both shape the output; set only one of them.",
+            param="response_format",
+        )
 
 
 def add_input(builder: MessageBuilder, body: ResponsesRequest) -> None:
@@ -99,18 +117,48 @@ def add_input(builder: MessageBuilder, body: ResponsesRequest) -> None:
                 builder.add_reasoning("".join(part.text for part in item.content or ()))
 
 
-def add_answer(builder: MessageBuilder, blocks: Sequence[Block]) -> None:
-    """An answer of this server."""
-    for block in blocks:
-        if block.kind is BlockKind.TEXT:
-            builder.add_text(block.text)
-        elif block.kind is BlockKind.REASONING:
-            builder.add_reasoning(block.text)
-        else:
-            builder.add_written_call(call_id(block), block.name, block.text)
+async def prepare_response(
+    body: ResponsesRequest,
+    tools: Sequence[FunctionTool],
+    conversation: Sequence[Message],
+    context: ServerContext,
+) -> Turn:
+    """
+    Args:
+        conversation: of which the request's input is the end.
+
+    Raises:
+        RequestError: the model can't serve it.
+    """
+    messages = _with_instructions(body.instructions, conversation)
+    selection = select_tools(_chat_tools(tools), _chat_tool_choice(body.tool_choice))
+    effort = body.reasoning.effort if body.reasoning else None
+    args = {**effort_args(effort), **template_args(body.chat_template_kwargs)}
+    options = ChatOptions(tools=template_tools(selection.tools), template_args=args)
+    fields = _sampling_fields(body)
+    if body.truncation == "auto":
+        messages = await without_oldest_turns(context, messages, options, body.max_output_tokens)
+    return await prepare_turn(
+        context,
+        messages,
+        options,
+        fields,
+        max_tokens=body.max_output_tokens,
+        logprobs=None,
+        max_calls=1 if body.parallel_tool_calls is False else None,
+        forced=forced_call(selection.choice),
+    )
 
 
-def with_instructions(instructions: str | None, messages: Sequence[Message]) -> tuple[Message, ...]:
+def api_names(body: ResponsesRequest) -> Mapping[str, str]:
+    """The names that the request has for the engine's fields."""
+    has_format = body.text is not None and body.text.format is not None
+    return {**_PARAMS, **(_FORMAT_PARAMS if has_format else {})}
+
+
+def _with_instructions(
+    instructions: str | None, messages: Sequence[Message]
+) -> tuple[Message, ...]:
     """One system message in front, whatever of that rank begins the conversation.
 
     Many templates have a place for only one.
@@ -126,7 +174,7 @@ def with_instructions(instructions: str | None, messages: Sequence[Message]) -> 
     return ({"role": "system", "content": "\n\n".join(texts)}, *messages[num_first:])
 
 
-def chat_tools(tools: Sequence[FunctionTool]) -> list[Tool]:
+def _chat_tools(tools: Sequence[FunctionTool]) -> list[Tool]:
     """Tools in the form of the chat API."""
     return [
         Tool(
@@ -142,7 +190,7 @@ def chat_tools(tools: Sequence[FunctionTool]) -> list[Tool]:
     ]
 
 
-def chat_tool_choice(
+def _chat_tool_choice(
     choice: str | NamedTool | AllowedResponseTools | None,
 ) -> str | NamedToolChoice | AllowedToolsChoice | None:
     match choice:
@@ -156,6 +204,18 @@ def chat_tool_choice(
 
 def _named(tool: NamedTool) -> NamedToolChoice:
     return NamedToolChoice(type="function", function=NamedFunction(name=tool.name))
+
+
+def _sampling_fields(body: ResponsesRequest) -> SamplingFields:
+    """The request's, with its format where the chat API has it."""
+    if body.text is None or body.text.format is None:
+        return body
+    chosen: ResponseFormat
+    if isinstance(body.text.format, FlatSchemaFormat):
+        chosen = JsonSchemaFormat(type="json_schema", json_schema=body.text.format)
+    else:
+        chosen = body.text.format
+    return body.model_copy(update={"response_format": chosen})
 
 
 def _text(content: str | Sequence[InputText]) -> str:

@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.request import FinishReason, RequestOutput, Usage
+from engine.request import FinishReason, RequestOutput, SamplingParams, Usage
 from server.apis.responses.schema import (
     ArgumentsDeltaEvent,
     ArgumentsDoneEvent,
     CallItem,
     ErrorEvent,
+    FunctionTool,
     IncompleteDetails,
     InputTokensDetails,
     ItemEvent,
@@ -25,6 +26,7 @@ from server.apis.responses.schema import (
     ReasoningPart,
     ResponseBody,
     ResponseFailure,
+    ResponsesRequest,
     ResponseUsage,
     StateEvent,
     StreamEvent,
@@ -40,6 +42,7 @@ from server.apis.shared.render.blocks import (
     BlockOpened,
     BlockTracker,
 )
+from server.apis.shared.render.head import ResponseHead
 from server.errors import ApiError
 from server.parsing.answer import AnswerParser
 
@@ -50,14 +53,14 @@ _TEXT_EVENTS = {
 
 
 @dataclass(frozen=True, slots=True)
-class ResponsePiece:
+class ResponseUpdate:
     events: tuple[BlockEvent, ...]
     ends_early: bool
     """Whether it is the last and the answer was cut off by the token limit."""
 
 
 class ResponsesRenderer:
-    """Renders one response; implements `Renderer[ResponsePiece]`."""
+    """Renders one response; implements `Renderer[ResponseUpdate]`."""
 
     ends_with_done = False
 
@@ -65,12 +68,12 @@ class ResponsesRenderer:
         self,
         settings: dict[str, Any],
         parser: AnswerParser,
-        on_done: Callable[[ResponseBody, Sequence[Block]], None],
+        on_done: Callable[[ResponseBody, Sequence[Block]], None] | None,
     ) -> None:
         """
         Args:
             settings: fields of the response that are known from the request.
-            on_done: is given the final response and its blocks.
+            on_done: is given the final response and its blocks; None: nobody is.
         """
         self._settings = settings
         self._parser = parser
@@ -79,20 +82,20 @@ class ResponsesRenderer:
         self._num_events = 0
         self._ends_early = False
 
-    def take(self, index: int, output: RequestOutput) -> ResponsePiece:
+    def take(self, index: int, output: RequestOutput) -> ResponseUpdate:
         events = self._tracker.take(self._parser.take(output))
         if output.finish_reason is not None:
             events += self._tracker.close()
             self._ends_early = output.finish_reason is FinishReason.LENGTH
-        return ResponsePiece(tuple(events), self._ends_early)
+        return ResponseUpdate(tuple(events), self._ends_early)
 
     def opening(self, usage: Usage) -> Iterator[StreamEvent]:
         for name in ("response.created", "response.in_progress"):
             body = self._body("in_progress", [], None)
             yield StateEvent(**self._named(name), response=body)
 
-    def chunks(self, piece: ResponsePiece, usage: Usage) -> Iterator[StreamEvent]:
-        for event in piece.events:
+    def chunks(self, update: ResponseUpdate, usage: Usage) -> Iterator[StreamEvent]:
+        for event in update.events:
             match event:
                 case BlockOpened(block):
                     yield from self._opened(block)
@@ -105,7 +108,7 @@ class ResponsesRenderer:
         body = self._final(usage)
         yield StateEvent(**self._named(f"response.{body.status}"), response=body)
 
-    def response(self, pieces: Sequence[ResponsePiece], usage: Usage) -> ResponseBody:
+    def response(self, updates: Sequence[ResponseUpdate], usage: Usage) -> ResponseBody:
         return self._final(usage)
 
     def failure(self, error: ApiError) -> Iterable[StreamEvent]:
@@ -121,7 +124,8 @@ class ResponsesRenderer:
     def _final(self, usage: Usage) -> ResponseBody:
         status = "incomplete" if self._ends_early else "completed"
         body = self._body(status, self._items(), usage)
-        self._on_done(body, self._tracker.blocks)
+        if self._on_done is not None:
+            self._on_done(body, self._tracker.blocks)
         return body
 
     def _items(self) -> list[OutputItem]:
@@ -201,6 +205,43 @@ class ResponsesRenderer:
         number = self._num_events
         self._num_events += 1
         return {"type": name, "sequence_number": number}
+
+
+def response_settings(
+    body: ResponsesRequest,
+    tools: Sequence[FunctionTool],
+    params: SamplingParams,
+    head: ResponseHead,
+) -> dict[str, Any]:
+    """The fields of a response that are known from its request.
+
+    Args:
+        params: those the engine was given.
+    """
+    choice = body.tool_choice or "auto"
+    text = {"format": {"type": "text"}}
+    if body.text is not None:
+        text |= body.text.model_dump(by_alias=True, exclude_none=True)
+    return {
+        "id": head["id"],
+        "created_at": head["created"],
+        "model": head["model"],
+        "error": None,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "metadata": body.metadata or {},
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": body.previous_response_id,
+        "reasoning": {"effort": body.reasoning.effort if body.reasoning else None, "summary": None},
+        "store": body.store is not False,
+        "temperature": params.temperature,
+        "text": text,
+        "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
+        "tools": [tool.model_dump() for tool in tools],
+        "top_p": params.top_p,
+        "truncation": body.truncation or "disabled",
+        "user": body.user,
+    }
 
 
 def call_id(block: Block) -> str:

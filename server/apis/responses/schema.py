@@ -13,12 +13,11 @@ from server.apis.shared.schema.base import (
     ReasoningEffort,
     RequestModel,
     ResponseModel,
-    UnservedTool,
     Verbosity,
 )
 from server.apis.shared.schema.sampling import SamplingFields
 from server.apis.shared.schema.structured import JsonObjectFormat, NamedSchema, TextFormat
-from server.apis.shared.schema.tools import FunctionName
+from server.apis.shared.schema.tools import FunctionName, UnservedTool
 
 
 class FunctionTool(RequestModel):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pydantic_core
 from cachetools import LRUCache
 
-from server.apis.shared.prompt.conversation import Message
+from server.apis.shared.prompt.message_builder import Message
 
 MAX_RESPONSES = 1000
 MAX_BYTES = 64 << 20

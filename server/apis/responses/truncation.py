@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine.request import ChatOptions
-from server.apis.shared.prompt.conversation import Message
+from server.apis.shared.prompt.message_builder import Message
 from server.apis.shared.prompt.turn import encode_turn
 from server.context import ServerContext
 

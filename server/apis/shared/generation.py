@@ -4,87 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from engine.request import (
     QUEUE_TIMEOUT,
-    ChatPrompt,
     DraftUsage,
     FinishReason,
-    GenerationRequest,
     RequestOutput,
-    SamplingParams,
-    SpeculationParams,
-    TextPrompt,
     Usage,
 )
 from engine.serving.async_engine import AsyncEngine, OutputStream
+from server.apis.shared.prompt.prepared_prompt import PreparedPrompt
 from server.errors import NO_FAULTS, ApiError, deadline_passed, retry_later
 from server.middleware.admission import Ticket
 from server.observability.request_record import SequenceRecord, current_record
 
 if TYPE_CHECKING:
-    from engine.preparation import Preparation
-    from engine.sampling.grammar_compiler import CompiledGrammar
+    pass
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedPrompt:
-    """One prompt, ready for the engine."""
-
-    request: GenerationRequest
-    """Of its first choice, which has no id yet."""
-    preparation: Preparation
-
-    @classmethod
-    async def make(
-        cls,
-        engine: AsyncEngine,
-        token_ids: tuple[int, ...],
-        source: ChatPrompt | TextPrompt,
-        params: SamplingParams,
-        *,
-        speculation: SpeculationParams,
-        prediction: str | None,
-        grammar: CompiledGrammar | None,
-        priority: int,
-        cache_scope: str,
-    ) -> Self:
-        """
-        Args:
-            params: of the first choice.
-
-        Raises:
-            RequestError: the loaded model can't serve it.
-            EngineDeadError: the engine is not ready.
-        """
-        request = GenerationRequest(
-            "",
-            token_ids,
-            params,
-            source,
-            prediction=prediction,
-            speculation=speculation,
-            grammar=None if grammar is None else grammar.spec,
-            cache_scope=cache_scope,
-            priority=priority,
-        )
-        return cls(request, await engine.prepare(request, grammar))
-
-    @property
-    def token_ids(self) -> tuple[int, ...]:
-        return self.request.prompt_token_ids
-
-    @property
-    def source(self) -> ChatPrompt | TextPrompt:
-        return self.request.source
-
-    @property
-    def params(self) -> SamplingParams:
-        return self.request.params
 
 
 class Generation:

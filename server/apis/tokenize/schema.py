@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from server.apis.chat.schema import ChatMessages
 from server.apis.shared.schema.base import RequestModel, ResponseModel
+from server.apis.shared.schema.messages import ChatMessages
 from server.apis.shared.schema.sampling import TokenIds
 from server.apis.shared.schema.tools import Tools
 

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import pydantic_core
-
 from engine.request import ChatOptions, RequestError
-from server.apis.chat.schema import ChatMessage
+from server.apis.shared.prompt.message_builder import TEMPLATE_ROLES, Message, add_written_call
+from server.apis.shared.prompt.tools import template_tools
 from server.apis.shared.schema.content import TextPart
-from server.apis.shared.schema.tools import AllowedToolsChoice, NamedToolChoice, Tool
-
-TEMPLATE_ROLES = {"developer": "system"}
-"""Chat templates know no developer; OpenAI gives its words the system's rank."""
+from server.apis.shared.schema.messages import ChatMessage
+from server.apis.shared.schema.tools import Tool
 
 SAFE_TEMPLATE_ARGS: Mapping[str, type] = {
     "enable_thinking": bool,
@@ -24,8 +19,6 @@ SAFE_TEMPLATE_ARGS: Mapping[str, type] = {
     "reasoning_effort": str,
 }
 """Variables of chat templates that a client may set: they choose a mode, they carry no markup."""
-
-Message = dict[str, Any]
 
 
 def template_messages(messages: Sequence[ChatMessage]) -> tuple[Message, ...]:
@@ -73,22 +66,6 @@ def chat_options(
     )
 
 
-def template_tools(tools: Sequence[Tool] | None) -> tuple[Mapping[str, Any], ...]:
-    """
-    Raises:
-        RequestError: two tools share a name.
-    """
-    names: set[str] = set()
-    for number, tool in enumerate(tools or ()):
-        if tool.function.name in names:
-            raise RequestError(
-                f"Two tools are called {tool.function.name!r}.",
-                param=f"tools.{number}",
-            )
-        names.add(tool.function.name)
-    return tuple(tool.model_dump(exclude_none=True) for tool in tools or ())
-
-
 def template_args(given: Mapping[str, Any] | None) -> dict[str, Any]:
     """
     Raises:
@@ -111,77 +88,6 @@ def effort_args(effort: str | None) -> dict[str, Any]:
         return {}
     thinks = effort != "none"
     return {"enable_thinking": thinks, "thinking": thinks, "reasoning_effort": effort}
-
-
-def call_arguments(arguments: str) -> dict[str, Any] | None:
-    """A call's arguments as templates want them, who write them out themselves.
-
-    Returns:
-        None: they are no JSON object, as where the token limit has cut them off.
-    """
-    try:
-        value = pydantic_core.from_json(arguments or "{}", allow_inf_nan=False)
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None
-
-
-def add_call(answer: Message, call_id: str, name: str, arguments: Mapping[str, Any]) -> None:
-    """Put a call into an assistant's message."""
-    function = {"name": name, "arguments": arguments}
-    call = {"id": call_id, "type": "function", "function": function}
-    answer.setdefault("tool_calls", []).append(call)
-
-
-def add_written_call(answer: Message, call_id: str, name: str, arguments: str) -> None:
-    """The same for a call as the model wrote it.
-
-    Arguments that are no JSON object can be given to no template that looks into them: with them
-    the call stands as text, which is how the model would have gone on.
-    """
-    value = call_arguments(arguments)
-    if value is not None:
-        add_call(answer, call_id, name, value)
-        return
-    call = f'{{"name": {json.dumps(name)}, "arguments": {arguments}'
-    answer["content"] = "\n".join(text for text in (answer["content"], call) if text)
-
-
-@dataclass(frozen=True, slots=True)
-class ToolSelection:
-    """What the model may call."""
-
-    tools: Sequence[Tool]
-    choice: str | NamedToolChoice | None
-
-
-def select_tools(
-    tools: Sequence[Tool] | None, choice: str | NamedToolChoice | AllowedToolsChoice | None
-) -> ToolSelection:
-    """What a tool choice leaves of the tools.
-
-    Raises:
-        RequestError: a choice that names no tool, or that there are no tools for.
-    """
-    known = {tool.function.name: tool for tool in tools or ()}
-    if isinstance(choice, AllowedToolsChoice):
-        names = [named.function.name for named in choice.allowed_tools.tools]
-        _require_known(names, known)
-        tools = [known[name] for name in dict.fromkeys(names)]
-        choice = choice.allowed_tools.mode
-    elif isinstance(choice, NamedToolChoice):
-        _require_known([choice.function.name], known)
-    if choice == "required" and not tools:
-        raise RequestError("'tool_choice' is only allowed with 'tools'.", param="tool_choice")
-    return ToolSelection(() if choice == "none" else tools or (), choice)
-
-
-def _require_known(names: Sequence[str], known: Mapping[str, Tool]) -> None:
-    for name in names:
-        if name not in known:
-            raise RequestError(
-                f"'tool_choice' names {name!r}, which is none of 'tools'.", param="tool_choice"
-            )
 
 
 def _template_message(message: ChatMessage, param: str) -> Message:

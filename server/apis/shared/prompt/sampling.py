@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
 from typing import TypeVar
 
 from engine.config import AdmissionConfig, LimitsConfig
 from engine.request import SEED_MASK, RequestError, SamplingDefaults, SamplingParams
-from server.apis.shared.prompt.speculation import wants_stats
-from server.apis.shared.render.usage import UsageReport
-from server.apis.shared.schema.base import StreamOptions
 from server.apis.shared.schema.sampling import SamplingFields
 from server.limits import at_most, check_stops
 
@@ -20,17 +16,10 @@ GREEDY_BELOW = 1e-5
 """Lower temperatures are greedy in all but name, and would overflow float32 logits."""
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingRules:
-    """What the server and the loaded model allow a request."""
-
-    limits: LimitsConfig
-    defaults: SamplingDefaults
-
-
 def sampling_params(
     fields: SamplingFields,
-    rules: SamplingRules,
+    limits: LimitsConfig,
+    defaults: SamplingDefaults,
     *,
     max_tokens: int,
     logprobs: int | None,
@@ -38,18 +27,20 @@ def sampling_params(
 ) -> SamplingParams:
     """Parameters of a request's first choice. Without a seed each call draws a fresh one.
 
+    Args:
+        defaults: the loaded model's.
+
     Raises:
-        RequestError: a value breaks one of the rules; the error names the field and the limit.
+        RequestError: a value is over a limit or contradicts another; names the field and limit.
     """
     stop = _stop_texts(fields)
-    check_stops(stop, rules.limits)
+    check_stops(stop, limits)
     min_tokens = _or_default(fields.min_tokens, 0)
     if min_tokens > max_tokens:
         raise RequestError(
             f"'min_tokens' ({min_tokens}) must not exceed the maximum of {max_tokens} tokens.",
             param="min_tokens",
         )
-    defaults = rules.defaults
     temperature = _first_given(fields.temperature, defaults.temperature, 1.0)
     return SamplingParams(
         max_tokens=max_tokens,
@@ -93,20 +84,6 @@ def priority(fields: SamplingFields, admission: AdmissionConfig) -> int:
             param="priority",
         )
     return value
-
-
-def usage_report(fields: SamplingFields) -> UsageReport:
-    """When the response tells its usage."""
-    options = fields.stream_options or StreamOptions()
-    if fields.stream_options is not None and not fields.stream:
-        raise RequestError(
-            "'stream_options' is only allowed when 'stream' is true.", param="stream_options"
-        )
-    return UsageReport(
-        at_end=bool(options.include_usage),
-        in_chunks=bool(options.include_usage and options.continuous_usage_stats),
-        stats=wants_stats(fields),
-    )
 
 
 def _stop_texts(fields: SamplingFields) -> tuple[str, ...]:

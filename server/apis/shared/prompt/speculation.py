@@ -56,10 +56,6 @@ def prediction_text(fields: SamplingFields, max_context: int) -> str | None:
     return text or None
 
 
-def wants_stats(fields: SamplingFields) -> bool:
-    return fields.speculation is not None and bool(fields.speculation.stats)
-
-
 def _accept_top_k(options: AcceptanceOptions | None, param: str) -> int | None:
     if options is None:
         return None

@@ -8,11 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.request import ChatOptions, ChatPrompt, RequestError
-from server.apis.shared.generation import PreparedPrompt
-from server.apis.shared.grammar.prepare import prepare_grammar
 from server.apis.shared.grammar.tool_calls import ForcedCall, TagTokens, ToolCalls
-from server.apis.shared.prompt.sampling import priority, sampling_params
-from server.apis.shared.prompt.speculation import prediction_text, speculation_params
+from server.apis.shared.prompt.prepared_prompt import PreparedPrompt, prepare_prompt
 from server.apis.shared.schema.sampling import SamplingFields
 from server.context import ServerContext
 from server.limits import check_tools
@@ -86,15 +83,14 @@ async def prepare_turn(
     if form is not None:
         tags = TagTokens.find(tokenizer)
         calls = ToolCalls(options.tools, form, max_calls, forced, tags)
-    prompt = await PreparedPrompt.make(
-        engine,
+    prompt = await prepare_prompt(
+        context,
+        fields,
         token_ids,
         ChatPrompt(messages, options),
-        sampling_params(fields, context.sampling_rules, max_tokens=max_tokens, logprobs=logprobs),
-        speculation=speculation_params(fields, engine.drafters),
-        prediction=prediction_text(fields, engine.limits.max_context),
-        grammar=await prepare_grammar(fields, context, answer_format.prelude, calls),
-        priority=priority(fields, context.config.admission),
-        cache_scope=context.cache_scope(fields.cache_salt),
+        max_tokens=max_tokens,
+        logprobs=logprobs,
+        prelude=answer_format.prelude,
+        calls=calls,
     )
     return Turn(prompt, answer_format)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
-from engine.request import Usage
-from server.apis.shared.schema.base import (
+from engine.request import RequestError, Usage
+from server.apis.shared.schema.sampling import SamplingFields, StreamOptions
+from server.apis.shared.schema.usage import (
     CompletionTokensDetails,
     CompletionUsage,
     DrafterUsage,
@@ -25,6 +26,24 @@ class UsageReport:
     """Whether every chunk tells the counts so far."""
     stats: bool = False
     """Whether usage tells what speculation did."""
+
+    @classmethod
+    def of(cls, fields: SamplingFields) -> Self:
+        """What a request asks for.
+
+        Raises:
+            RequestError: it has options of a stream and asks for none.
+        """
+        options = fields.stream_options or StreamOptions()
+        if fields.stream_options is not None and not fields.stream:
+            raise RequestError(
+                "'stream_options' is only allowed when 'stream' is true.", param="stream_options"
+            )
+        return cls(
+            at_end=bool(options.include_usage),
+            in_chunks=bool(options.include_usage and options.continuous_usage_stats),
+            stats=fields.speculation is not None and bool(fields.speculation.stats),
+        )
 
     def body(self, usage: Usage, reasoning_tokens: int = 0) -> CompletionUsage:
         stats = {"speculation": _speculation(usage)} if self.stats else {}

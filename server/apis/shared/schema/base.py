@@ -1,4 +1,4 @@
-"""Schemas that several API families share."""
+"""What the schemas of all APIs are made of."""
 
 from __future__ import annotations
 
@@ -16,12 +16,6 @@ class RequestModel(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", frozen=True, protected_namespaces=())
 
 
-class UnservedTool(RequestModel):
-    """A tool of a type that the server lacks."""
-
-    type: str
-
-
 class ResponseModel(BaseModel):
     """A response body, serialised without the fields that were not set."""
 
@@ -35,62 +29,3 @@ class NamedEvent(ResponseModel):
     """A server-sent event that has its type as its name."""
 
     type: str
-
-
-class StreamOptions(RequestModel):
-    include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None
-
-
-class PromptTokensDetails(ResponseModel):
-    cached_tokens: int
-
-
-class CompletionTokensDetails(ResponseModel):
-    reasoning_tokens: int
-    accepted_prediction_tokens: int
-    rejected_prediction_tokens: int
-
-
-class DrafterUsage(ResponseModel):
-    drafted_tokens: int
-    accepted_tokens: int
-
-
-class SpeculationUsage(ResponseModel):
-    """What speculation did for a request that asked for `speculation.stats`."""
-
-    target_passes: int
-    drafted_tokens: int
-    accepted_tokens: int
-    by_drafter: dict[str, DrafterUsage]
-
-
-class CompletionUsage(ResponseModel):
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
-    completion_tokens_details: CompletionTokensDetails
-    speculation: SpeculationUsage | None = None
-
-
-class Version(ResponseModel):
-    version: str
-
-
-class Health(ResponseModel):
-    status: str
-    reason: str | None = None
-    """What is wrong with the engine, in one line."""
-
-
-class ErrorDetail(ResponseModel):
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class ErrorBody(ResponseModel):
-    error: ErrorDetail

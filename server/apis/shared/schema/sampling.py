@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Discriminator, FailFast, Field, PlainValidator, Tag, WithJsonSchema
+from pydantic import (
+    Discriminator,
+    FailFast,
+    Field,
+    PlainValidator,
+    Tag,
+    WithJsonSchema,
+)
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypeAliasType
 
-from server.apis.shared.schema.base import StreamOptions
+from server.apis.shared.schema.base import RequestModel
 from server.apis.shared.schema.speculation import AcceptanceOptions, Prediction, SpeculationOptions
 from server.apis.shared.schema.structured import StructuredFields
 
@@ -69,6 +76,11 @@ LogitBias = Annotated[
         }
     ),
 ]
+
+
+class StreamOptions(RequestModel):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class SamplingFields(StructuredFields):

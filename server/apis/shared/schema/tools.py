@@ -109,3 +109,9 @@ class ToolCallDelta(ResponseModel):
     id: str | None = None
     type: Literal["function"] | None = None
     function: FunctionCallDelta
+
+
+class UnservedTool(RequestModel):
+    """A tool of a type that the server lacks."""
+
+    type: str
