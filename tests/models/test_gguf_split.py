@@ -16,7 +16,7 @@ from engine.models.gguf import hf_folder, torch_folder
 from engine.models.gguf_header import GgufError, read_header
 from engine.models.runner import KvBudget
 from engine.models.source import ModelFiles, ModelSourceError, resolve
-from engine.plan import Slice, StepPlan
+from engine.plan import Chunk, StepPlan
 from tests.models.test_gguf import read_json
 from tests.models.tiny_gguf import write_tiny_gguf
 
@@ -86,10 +86,10 @@ def test_configuration_and_weights_are_those_of_the_whole(parts: Path, whole: Mo
 
 @pytest.mark.skipif(native_available() is not None, reason=str(native_available()))
 def test_native_runner_computes_the_same(parts: Path, whole: ModelFiles) -> None:
-    piece = Slice("r", 0, np.arange(9, dtype=np.int32), (0,))
+    chunk = Chunk("r", 0, np.arange(9, dtype=np.int32), (0,))
     rows = [
         CpuRunner.load(files, budget=KvBudget(16, memory_bytes=1 << 20, max_requests=1), threads=1)
-        .execute(StepPlan((piece,)))
+        .execute(StepPlan((chunk,)))
         .numpy()
         .copy()
         for files in (resolve(str(part(parts, 2))), whole)

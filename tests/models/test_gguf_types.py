@@ -17,7 +17,7 @@ from engine.models.packing import Format, packed_weights
 from engine.models.runner import KvBudget, ModelRunner, UnsupportedModelError
 from engine.models.source import ModelFiles, ModelSourceError, resolve
 from engine.models.torch_runner import TorchRunner
-from engine.plan import Slice, StepPlan
+from engine.plan import Chunk, StepPlan
 from tests.models.test_gguf import read_json
 from tests.models.tiny_gguf import write_tiny_gguf
 
@@ -63,7 +63,7 @@ def model(tmp_path: Path, quantization: str) -> ModelFiles:
 def logits(runner: ModelRunner) -> torch.Tensor:
     tokens = np.arange(40, 60, dtype=np.int32)
     blocks = (1, 0)
-    return runner.execute(StepPlan((Slice("r", 0, tokens, blocks),))).clone()
+    return runner.execute(StepPlan((Chunk("r", 0, tokens, blocks),))).clone()
 
 
 def native(files: ModelFiles, quantization: Quantization) -> CpuRunner:
