@@ -194,7 +194,7 @@ def test_weights_live_as_long_as_the_decoder(
 def test_weights_that_only_a_copy_could_hold_are_refused(
     spec: DecoderSpec, weights: PackedWeights, convert: Callable[[Any], Any]
 ) -> None:
-    with pytest.raises(ValueError, match="norm must be float32, in one chunk"):
+    with pytest.raises(ValueError, match="norm must be float32, in one piece"):
         decoder(spec, weights, convert)
 
 
