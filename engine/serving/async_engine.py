@@ -213,7 +213,7 @@ class AsyncEngine:
         self._thread.start()
         await self._loaded
         if self._thread.core is not None:
-            self._workers.start(self._thread.core.grammars)
+            self._workers.warm_up(self._thread.core.grammars)
 
     async def stop(self) -> None:
         """Stop the engine's thread; requests still running end with an error output.
