@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from engine.config import LimitsConfig
 from engine.request import ChatOptions, FinishReason
 from server.call_grammar import ForcedCall, ToolCalls, grammar_for_tools, prepared_tools
 from tests.server.scripted_engine import Step, words
@@ -144,7 +145,7 @@ async def test_forced_calls_are_a_grammar(client, engine, choice, forced, max_ca
     assert response.status_code == 200, response.text
     calls = ToolCalls((WEATHER, NOW), "hermes", max_calls, forced)
     (request,) = engine.submitted
-    assert request.grammar == grammar_for_tools(calls, prepared_tools(calls))
+    assert request.grammar == grammar_for_tools(calls, prepared_tools(calls, LimitsConfig()))
     assert len(request.source.options.tools) == 2
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from engine.config import LimitsConfig
 from engine.request import FinishReason, GrammarSpec, Prelude
 from engine.sampling.grammar import Grammars
 from engine.sampling.grammar_mask import num_mask_words
@@ -53,7 +54,7 @@ def forced_grammar(
     calls: ToolCalls, name: str | None, prelude: Prelude | None = None
 ) -> GrammarSpec:
     calls = replace(calls, forced=ForcedCall(name))
-    return grammar_for_tools(calls, prepared_tools(calls), prelude)
+    return grammar_for_tools(calls, prepared_tools(calls, LimitsConfig()), prelude)
 
 
 def is_allowed(
