@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ SCHEMA_SPEC = GrammarSpec("json_schema", json.dumps(SCHEMA))
 CLOSED_SPEC = GrammarSpec("json_schema", json.dumps({**SCHEMA, "additionalProperties": False}))
 REGEX, LARK, GBNF = r"\d{2}", 'start: "x"', 'root ::= "x"'
 
-FIELDS = [
+FIELDS: list[tuple[dict[str, Any], GrammarSpec | None]] = [
     ({"response_format": {"type": "text"}}, None),
     ({"response_format": None, "guided_json": None}, None),
     ({"response_format": {"type": "json_object"}}, GrammarSpec("json_object")),
@@ -73,7 +74,7 @@ FIELDS = [
     ({"regex": REGEX}, GrammarSpec("regex", REGEX)),
     ({"format": "json"}, GrammarSpec("json_object")),
     ({"format": SCHEMA}, SCHEMA_SPEC),
-    ({"format": "", "grammar": None, "regex": None}, None),
+    ({"format": None, "grammar": None, "regex": None}, None),
 ]
 
 
@@ -111,7 +112,7 @@ async def test_a_grammar_that_gets_stuck_is_an_error_of_its_request(client, engi
     assert response.json()["error"]["code"] == "generation_failed"
 
 
-BODIES = {
+BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "Hi"},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},
     "/v1/responses": {"input": "Hi"},
