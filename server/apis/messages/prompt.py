@@ -57,7 +57,10 @@ def tool_selection(body: CountTokensRequest) -> ToolSelection:
         Tool(
             type="function",
             function=FunctionSpec(
-                name=tool.name, description=tool.description, parameters=tool.input_schema
+                name=tool.name,
+                description=tool.description,
+                parameters=tool.input_schema,
+                strict=tool.strict,
             ),
         )
         for tool in served_tools(body.tools)
