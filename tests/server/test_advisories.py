@@ -177,7 +177,7 @@ async def test_slow_template_tokenizer_or_grammar_does_not_hold_up_the_event_loo
         encode_chat=slowly(lambda *_: [1]),
         encode_infill=slowly(lambda *_: [1]),
         decode=slowly(lambda *_: "a"),
-        pieces=core.tokenizer.token_bytes,
+        token_bytes=core.tokenizer.token_bytes,
         special_ids=core.tokenizer.special_ids,
         eos_ids=core.tokenizer.eos_ids,
     )

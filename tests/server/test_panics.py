@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from server.catch_all import CatchAllMiddleware
 
 from server.apis.completions.render import CompletionRenderer
 from server.apis.completions.schema import Completion
 from server.errors import NO_FAULTS
+from server.middleware.catch_all import CatchAllMiddleware
 from tests.server.conftest import events_of
 
 
@@ -41,7 +41,7 @@ async def test_in_a_stream_it_is_an_error_event(client, engine, monkeypatch):
 
 
 async def test_in_one_of_several_choices_nothing_hangs(client, engine, monkeypatch):
-    monkeypatch.setattr("engine.async_engine.OutputStream.__anext__", panic)
+    monkeypatch.setattr("engine.serving.async_engine.OutputStream.__anext__", panic)
     async with asyncio.timeout(5):
         response = await client.complete(n=2)
     assert response.status_code == 500
