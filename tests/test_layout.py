@@ -18,7 +18,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset(
         {
             *("plan", "preparation", "summary"),
-            *("serving.watchdog", "serving.recovery", "serving.admission"),
+            *("serving.watchdog", "serving.recovery", "serving.admission", "serving.output_stream"),
         }
     ),
     frozenset({"scheduling", "kernels", "cache"}),

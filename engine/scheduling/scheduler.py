@@ -1,4 +1,4 @@
-"""Continuous batching: chooses, each step, which tokens of which sequences are computed.
+"""Scheduler: continuous batching; chooses, each step, which tokens of which sequences to compute.
 
 There is no prefill phase and no decode phase. A sequence has `num_computed` tokens in the KV
 cache and wants its tokens plus its draft computed; a step gives it a chunk of those. The idea is

@@ -1,4 +1,4 @@
-"""The engine's thread: loads the models, runs steps, and starts over when the core has broken."""
+"""EngineThread: loads the models, runs steps, and starts over when the core has broken."""
 
 from __future__ import annotations
 

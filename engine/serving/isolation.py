@@ -1,4 +1,4 @@
-"""Runs a step's plan so that a request that makes it raise fails alone."""
+"""StepIsolator: runs a step's plan so that a request that makes it raise fails alone."""
 
 from __future__ import annotations
 

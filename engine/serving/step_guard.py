@@ -1,4 +1,4 @@
-"""StepGuard: what a fault in a step costs, and whom."""
+"""StepGuard: executes and verifies a step so that a fault costs nobody but who brings it about."""
 
 from __future__ import annotations
 
