@@ -103,6 +103,7 @@ async def test_all_that_grows_with_a_request_is_done_in_threads_for_it(places: P
     core = make_engine("auto", num_blocks=2048)
     core.grammars = Grammars(tokenizer(), len(tokenizer().token_bytes) + NUM_PADDING)
     core.preparer._grammars = core._verifier._grammars = core.grammars
+    core.requests._grammars = core.grammars
     async with started(core) as engine:
         chat = ChatPrompt(({"role": "user", "content": 40 * LONG},))
         request = replace(
@@ -147,7 +148,7 @@ async def test_a_grammar_that_was_evicted_is_not_compiled_again(
     monkeypatch.setattr(grammar_module, "_MAX_CACHED", 1)
     core = make_engine()
     core.grammars = Grammars(tokenizer(), len(tokenizer().token_bytes) + NUM_PADDING)
-    core._verifier._grammars = core.grammars
+    core._verifier._grammars = core.requests._grammars = core.grammars
     request = structured(CHOICE, "r")
     async with started(core) as engine:
         grammar = await engine.compile_grammar(CHOICE, time_limit=20)
