@@ -202,9 +202,12 @@ def test_depth_is_looked_at_no_farther_than_the_limit():
 @pytest.mark.parametrize(
     ("check", "fields"),
     [
-        ("server.turn.check_tools", {"tools": tools(1)}),
-        ("server.structured.prepare_constraint", {"guided_json": nested(2)}),
-        ("server.structured.prepared_tools", {"tools": tools(1), "tool_choice": "required"}),
+        ("server.apis.shared.prompt.turn.check_tools", {"tools": tools(1)}),
+        ("server.apis.shared.prompt.structured.prepare_constraint", {"guided_json": nested(2)}),
+        (
+            "server.apis.shared.prompt.structured.prepared_tools",
+            {"tools": tools(1), "tool_choice": "required"},
+        ),
     ],
 )
 async def test_schemas_are_walked_off_the_event_loop(client, monkeypatch, check, fields):
