@@ -20,15 +20,15 @@ sys.path.insert(0, str(FOLDER.parent))
 
 from prometheus_client.metrics_core import Metric  # noqa: E402
 
-from engine.async_engine import AsyncEngine, EngineState  # noqa: E402
 from engine.config import Config  # noqa: E402
-from engine.metrics import DrafterMetrics, EngineMetrics  # noqa: E402
+from engine.figures import DrafterMetrics, EngineMetrics  # noqa: E402
 from engine.request import NO_ADVICE  # noqa: E402
+from engine.serving.async_engine import AsyncEngine, EngineState  # noqa: E402
 from engine.summary import EngineSummary, ModelSummary  # noqa: E402
-from server import unsupported  # noqa: E402
+from server.apis.shared.prompt import unsupported  # noqa: E402
 from server.app import create_app  # noqa: E402
-from server.observer import HttpCounts  # noqa: E402
-from server.prometheus import make_registry  # noqa: E402
+from server.middleware.access_log import HttpCounts  # noqa: E402
+from server.observability.prometheus import make_registry  # noqa: E402
 
 PART = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 REQUESTS = {

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.admission import ModelLimits
-from engine.blocks import BlockPool
 from engine.config import Config, ConfigError, SpeculationConfig
 from engine.core import EngineCore
 from engine.draft.draft_model import DraftModel
@@ -28,7 +26,9 @@ from engine.models.runner import ModelRunner
 from engine.models.source import resolve
 from engine.request import SamplingDefaults
 from engine.sampling.grammar import Grammars
-from engine.scheduler import Scheduler
+from engine.scheduling.blocks import BlockPool
+from engine.scheduling.scheduler import Scheduler
+from engine.serving.admission import ModelLimits
 from engine.summary import EngineSummary, ModelSummary
 from engine.text.generation_config import read_generation_config
 from engine.text.tokenizer import TextTokenizer

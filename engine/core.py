@@ -6,17 +6,13 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from engine.admission import ModelLimits
 from engine.draft.speculator import Proposal, Speculator
 from engine.fault import ANY_FAULT
-from engine.isolation import STEP_FAILED, Decided, IsolatedStep, StepIsolator, without_draft
-from engine.metrics import EngineMetrics
+from engine.figures import EngineMetrics
 from engine.models.runner import ModelRunner
 from engine.models.warm_up import can_compute, time_passes
-from engine.plan import Slice, SliceResult, StepPlan, StepResult
+from engine.plan import Chunk, ChunkResult, StepPlan, StepResult
 from engine.preparation import Preparation
-from engine.preparer import Preparer
-from engine.recovery import EngineBrokenError
 from engine.request import (
     NO_ADVICE,
     QUEUE_TIMEOUT,
@@ -30,8 +26,12 @@ from engine.request import (
     Usage,
 )
 from engine.sampling.grammar import Grammars
-from engine.scheduler import Scheduler
-from engine.sequence import TokenSequence
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.sequence import TokenSequence
+from engine.serving.admission import ModelLimits
+from engine.serving.isolation import STEP_FAILED, Decided, IsolatedStep, StepIsolator, without_draft
+from engine.serving.preparer import Preparer
+from engine.serving.recovery import EngineBrokenError
 from engine.text.stream import TextStream
 from engine.text.tokenizer import TextTokenizer
 from engine.verify import INVALID_LOGITS, Verifier
@@ -95,7 +95,7 @@ class EngineCore:
         )
         self.metrics = EngineMetrics(drafters=speculator.metrics)
         self._clock = clock
-        self._verifier = Verifier(tokenizer.pieces, tokenizer.eos_ids, self.grammars)
+        self._verifier = Verifier(tokenizer.token_bytes, tokenizer.eos_ids, self.grammars)
         self._isolator = StepIsolator(self._attempt, self._is_new, clock)
         self._lanes: dict[str, _Lane] = {}
 
@@ -193,8 +193,8 @@ class EngineCore:
         plan = self.scheduler.schedule(
             {request_id: p.draft.token_ids for request_id, p in proposals.items()}
         )
-        self._note_queue_times(plan.slices)
-        if plan.slices:
+        self._note_queue_times(plan.chunks)
+        if plan.chunks:
             executed = self._clock()
             step = self._isolator.run(plan)
             now = self._clock()
@@ -221,17 +221,17 @@ class EngineCore:
         try:
             return self._verifier.verify(plan, self.scheduler.__getitem__, logits)
         except ANY_FAULT:
-            for piece in plan.slices:
-                self._verifier.distrust(piece.request_id)
+            for chunk in plan.chunks:
+                self._verifier.distrust(chunk.request_id)
             raise
 
     def _without_bad_draft(self, decided: Decided, proposals: Mapping[str, Proposal]) -> Decided:
         """A request whose logits its own draft may have spoilt is computed again without it."""
-        piece = decided.piece
-        if decided.result.error != INVALID_LOGITS or not piece.num_draft:
+        chunk = decided.chunk
+        if decided.result.error != INVALID_LOGITS or not chunk.num_draft:
             return decided
-        self.speculator.blame({proposals[piece.request_id].drafter})
-        (again,) = self._isolator.run(StepPlan((without_draft(piece),))).decided
+        self.speculator.blame({proposals[chunk.request_id].drafter})
+        (again,) = self._isolator.run(StepPlan((without_draft(chunk),))).decided
         return again
 
     def _is_new(self, request_id: str) -> bool:
@@ -242,7 +242,7 @@ class EngineCore:
     ) -> None:
         self.metrics.step_failures += step.num_failures
         if step.draft_at_fault:
-            drafted = [piece.request_id for piece in plan.slices if piece.num_draft]
+            drafted = [chunk.request_id for chunk in plan.chunks if chunk.num_draft]
             self.speculator.blame({proposals[request_id].drafter for request_id in drafted})
 
     def _require_working(self, outputs: Sequence[RequestOutput]) -> None:
@@ -267,38 +267,38 @@ class EngineCore:
         self, decided: Decided, proposals: Mapping[str, Proposal], now: float
     ) -> RequestOutput | None:
         """Commit a decided slice; if that fails the request ends, alone."""
-        piece = decided.piece
-        lane = self._lanes[piece.request_id]
+        chunk = decided.chunk
+        lane = self._lanes[chunk.request_id]
         lane.num_steps += 1
         try:
-            if piece.num_draft:
-                self._record_draft(piece, decided.result, proposals[piece.request_id])
-            return self._commit(piece, decided.result, now)
+            if chunk.num_draft:
+                self._record_draft(chunk, decided.result, proposals[chunk.request_id])
+            return self._commit(chunk, decided.result, now)
         except ANY_FAULT:
-            if piece.request_id not in self._lanes:
+            if chunk.request_id not in self._lanes:
                 raise
-            logger.exception("request %s can't be committed and is ended", piece.request_id)
+            logger.exception("request %s can't be committed and is ended", chunk.request_id)
             return self._fail(lane, STEP_FAILED)
 
-    def _record_draft(self, piece: Slice, decided: SliceResult, proposal: Proposal) -> None:
-        self.speculator.record(piece.request_id, proposal, piece.num_draft, decided.num_accepted)
+    def _record_draft(self, chunk: Chunk, decided: ChunkResult, proposal: Proposal) -> None:
+        self.speculator.record(chunk.request_id, proposal, chunk.num_draft, decided.num_accepted)
         self.metrics.lossy_accepted_tokens += decided.num_lossy
-        counts = self._lanes[piece.request_id].drafts.setdefault(proposal.drafter, [0, 0])
-        counts[0] += piece.num_draft
+        counts = self._lanes[chunk.request_id].drafts.setdefault(proposal.drafter, [0, 0])
+        counts[0] += chunk.num_draft
         counts[1] += decided.num_accepted
 
-    def _commit(self, piece: Slice, decided: SliceResult, now: float) -> RequestOutput | None:
-        request_id = piece.request_id
+    def _commit(self, chunk: Chunk, decided: ChunkResult, now: float) -> RequestOutput | None:
+        request_id = chunk.request_id
         lane = self._lanes[request_id]
         lane.prompt_logprobs.extend(decided.prompt_logprobs)
         if decided.error is not None:
             return self._fail(lane, decided.error)
         if not decided.token_ids:
-            self.scheduler.commit(piece, (), 0)
+            self.scheduler.commit(chunk, (), 0)
             return None
         step = lane.text.push(decided.token_ids)
         kept = decided.token_ids[: step.num_tokens]
-        self.scheduler.commit(piece, kept, min(decided.num_accepted, len(kept)))
+        self.scheduler.commit(chunk, kept, min(decided.num_accepted, len(kept)))
         first = lane.first_token_time is None
         self._note_tokens(lane, len(kept), now)
         reason = step.finish_reason
@@ -389,16 +389,16 @@ class EngineCore:
         metrics = self.metrics
         metrics.step.observe(seconds)
         metrics.step_tokens.observe(plan.num_tokens)
-        num_requests = len(plan.slices)
+        num_requests = len(plan.chunks)
         if plan.num_tokens - plan.num_draft_tokens == num_requests:
             num_committed = sum(len(output.token_ids) for output in outputs)
             plain_seconds = self.speculator.plain_seconds(num_requests)
             metrics.decode_only_seconds += seconds
             metrics.plain_decode_seconds += plain_seconds * num_committed / num_requests
 
-    def _note_queue_times(self, slices: Sequence[Slice]) -> None:
-        for piece in slices:
-            lane = self._lanes[piece.request_id]
+    def _note_queue_times(self, chunks: Sequence[Chunk]) -> None:
+        for chunk in chunks:
+            lane = self._lanes[chunk.request_id]
             sequence = lane.sequence
             if sequence.first_scheduled_time is not None and not lane.queue_time_noted:
                 lane.queue_time_noted = True

@@ -18,7 +18,7 @@ Int64Array = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
+class Chunk:
     """The consecutive tokens of one request that a step computes."""
 
     request_id: str
@@ -49,20 +49,20 @@ class Slice:
 class StepPlan:
     """One forward pass: every slice is computed together."""
 
-    slices: tuple[Slice, ...]
+    chunks: tuple[Chunk, ...]
 
     @property
     def num_tokens(self) -> int:
-        return sum(s.num_tokens for s in self.slices)
+        return sum(s.num_tokens for s in self.chunks)
 
     @property
     def num_draft_tokens(self) -> int:
-        return sum(s.num_draft for s in self.slices)
+        return sum(s.num_draft for s in self.chunks)
 
 
 @dataclass(frozen=True, slots=True)
 class PackedStep:
-    """A plan as flat arrays: T tokens of R slices in one row, L of them with logits.
+    """A plan as flat arrays: T tokens of R chunks in one row, L of them with logits.
 
     Attributes:
         token_ids: int32[T]
@@ -85,21 +85,21 @@ class PackedStep:
 
 def pack(plan: StepPlan, block_size: int) -> PackedStep:
     """Flatten a plan for a runner whose KV blocks hold `block_size` tokens."""
-    slices = plan.slices
-    lengths = np.fromiter((s.num_tokens for s in slices), np.int32, len(slices))
-    starts = np.fromiter((s.start for s in slices), np.int32, len(slices))
-    query_starts = np.zeros(len(slices) + 1, np.int32)
+    chunks = plan.chunks
+    lengths = np.fromiter((s.num_tokens for s in chunks), np.int32, len(chunks))
+    starts = np.fromiter((s.start for s in chunks), np.int32, len(chunks))
+    query_starts = np.zeros(len(chunks) + 1, np.int32)
     np.cumsum(lengths, out=query_starts[1:])
-    block_tables = np.zeros((len(slices), max(len(s.block_ids) for s in slices)), np.int32)
-    for row, piece in enumerate(slices):
-        block_tables[row, : len(piece.block_ids)] = piece.block_ids
-    owner = np.repeat(np.arange(len(slices), dtype=np.int32), lengths)
+    block_tables = np.zeros((len(chunks), max(len(s.block_ids) for s in chunks)), np.int32)
+    for row, chunk in enumerate(chunks):
+        block_tables[row, : len(chunk.block_ids)] = chunk.block_ids
+    owner = np.repeat(np.arange(len(chunks), dtype=np.int32), lengths)
     offsets = np.arange(query_starts[-1], dtype=np.int32) - query_starts[owner]
     positions = starts[owner] + offsets
     blocks = block_tables[owner, positions // block_size].astype(np.int64)
-    first_logits = np.fromiter((s.first_logit for s in slices), np.int32, len(slices))
+    first_logits = np.fromiter((s.first_logit for s in chunks), np.int32, len(chunks))
     return PackedStep(
-        token_ids=np.concatenate([s.token_ids for s in slices]).astype(np.int32, copy=False),
+        token_ids=np.concatenate([s.token_ids for s in chunks]).astype(np.int32, copy=False),
         positions=positions,
         slots=blocks * block_size + positions % block_size,
         query_starts=query_starts,
@@ -110,7 +110,7 @@ def pack(plan: StepPlan, block_size: int) -> PackedStep:
 
 
 @dataclass(frozen=True, slots=True)
-class SliceResult:
+class ChunkResult:
     """What the target says to one slice.
 
     `token_ids` is empty for a slice that ends inside the prompt; else it holds the accepted draft
@@ -129,6 +129,6 @@ class SliceResult:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Results in the order of the plan's slices."""
+    """Results in the order of the plan's chunks."""
 
-    slices: Sequence[SliceResult]
+    chunks: Sequence[ChunkResult]

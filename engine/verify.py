@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.plan import Slice, SliceResult, StepPlan, StepResult
+from engine.plan import Chunk, ChunkResult, StepPlan, StepResult
 from engine.request import SamplingParams, TokenLogprob
 from engine.sampling.grammar import Grammars
 from engine.sampling.grammar_mask import (
@@ -29,7 +29,7 @@ from engine.sampling.logprobs import token_logprobs
 from engine.sampling.processors import TokenHistory, apply_bias, forbid_end, has_penalties
 from engine.sampling.restrict import likeliest
 from engine.sampling.sampler import INVALID, sample
-from engine.sequence import TokenSequence
+from engine.scheduling.sequence import TokenSequence
 
 INVALID_LOGITS = "The model produced invalid logits for this request."
 
@@ -38,7 +38,7 @@ INVALID_LOGITS = "The model produced invalid logits for this request."
 class _Rows:
     """Where one slice's logits lie and what they are for."""
 
-    piece: Slice
+    chunk: Chunk
     sequence: TokenSequence
     first: int
     num_scored: int
@@ -52,15 +52,17 @@ class _Rows:
 
     @property
     def draft(self) -> list[int]:
-        piece = self.piece
-        return [int(i) for i in piece.token_ids[piece.num_tokens - piece.num_draft :]]
+        chunk = self.chunk
+        return [int(i) for i in chunk.token_ids[chunk.num_tokens - chunk.num_draft :]]
 
 
 class Verifier:
     """Samples the target's tokens and accepts drafts. Keeps token histories for penalties."""
 
-    def __init__(self, pieces: Sequence[bytes], eos_ids: Iterable[int], grammars: Grammars) -> None:
-        self._pieces = pieces
+    def __init__(
+        self, token_bytes: Sequence[bytes], eos_ids: Iterable[int], grammars: Grammars
+    ) -> None:
+        self._token_bytes = token_bytes
         self._eos_ids = frozenset(eos_ids)
         self._grammars = grammars
         self._mask_buffer = MaskBuffer()
@@ -116,7 +118,7 @@ class Verifier:
         tokens: list[int],
         accepted: list[int],
         error: str | None,
-    ) -> SliceResult:
+    ) -> ChunkResult:
         """
         Args:
             tokens: the target's own, at the leading rows that count.
@@ -126,8 +128,8 @@ class Verifier:
         logprobs = self._output_logprobs(rows, logits, committed)
         prompt_logprobs = self._prompt_logprobs(rows, logits)
         if any(math.isnan(entry.logprob) for entry in (*logprobs, *prompt_logprobs)):
-            return SliceResult((), error=INVALID_LOGITS)
-        return SliceResult(
+            return ChunkResult((), error=INVALID_LOGITS)
+        return ChunkResult(
             token_ids=committed,
             num_accepted=len(accepted),
             num_lossy=sum(a != b for a, b in zip(accepted, tokens, strict=False)),
@@ -211,27 +213,29 @@ class Verifier:
         if num_top is None or not committed:
             return ()
         scored = logits[rows.sampled][: len(committed)]
-        return tuple(token_logprobs(scored, committed, [num_top] * len(committed), self._pieces))
+        return tuple(
+            token_logprobs(scored, committed, [num_top] * len(committed), self._token_bytes)
+        )
 
     def _prompt_logprobs(self, rows: _Rows, logits: torch.Tensor) -> tuple[TokenLogprob, ...]:
         num_top = rows.sequence.params.prompt_logprobs
         if num_top is None or not rows.num_scored:
             return ()
-        start = rows.piece.start + rows.piece.first_logit + 1
+        start = rows.chunk.start + rows.chunk.first_logit + 1
         targets = rows.sequence.token_ids[start : start + rows.num_scored]
         scored = logits[rows.first : rows.first + rows.num_scored]
-        return tuple(token_logprobs(scored, targets, [num_top] * len(targets), self._pieces))
+        return tuple(token_logprobs(scored, targets, [num_top] * len(targets), self._token_bytes))
 
 
 def _layout(plan: StepPlan, sequence_of: Callable[[str], TokenSequence]) -> list[_Rows]:
     layout, first = [], 0
-    for piece in plan.slices:
-        sequence = sequence_of(piece.request_id)
-        samples = piece.end - piece.num_draft == sequence.num_tokens
-        num_sampled = piece.num_draft + 1 if samples else 0
-        num_scored = piece.num_logits - num_sampled
-        layout.append(_Rows(piece, sequence, first, num_scored, num_sampled))
-        first += piece.num_logits
+    for chunk in plan.chunks:
+        sequence = sequence_of(chunk.request_id)
+        samples = chunk.end - chunk.num_draft == sequence.num_tokens
+        num_sampled = chunk.num_draft + 1 if samples else 0
+        num_scored = chunk.num_logits - num_sampled
+        layout.append(_Rows(chunk, sequence, first, num_scored, num_sampled))
+        first += chunk.num_logits
     return layout
 
 

@@ -10,13 +10,13 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
-from engine.async_engine import AsyncEngine
 from engine.config import Config
-from server.admission import OPEN_TICKET, TICKET, Admission, Ticket
+from engine.serving.async_engine import AsyncEngine
+from server.apis.responses.store import ResponseStore
+from server.apis.shared.prompt.sampling import SamplingRules
+from server.apis.shared.render.renderer import ResponseHead
 from server.errors import ApiError
-from server.render.renderer import ResponseHead
-from server.response_store import ResponseStore
-from server.sampling import SamplingRules
+from server.middleware.admission import OPEN_TICKET, TICKET, Admission, Ticket
 
 
 @dataclass(frozen=True, slots=True)

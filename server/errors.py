@@ -15,9 +15,9 @@ from starlette.routing import Match, Route
 from starlette.types import Scope
 
 from engine.request import EngineDeadError, QueueFullError, RequestError
-from server.private_traceback import private_traceback
-from server.schemas.common import ErrorBody, ErrorDetail
-from server.schemas.messages import AnthropicError, AnthropicErrorDetail
+from server.apis.messages.schema import AnthropicError, AnthropicErrorDetail
+from server.apis.shared.schema.common import ErrorBody, ErrorDetail
+from server.observability.private_traceback import private_traceback
 
 logger = logging.getLogger(__name__)
 

@@ -18,11 +18,11 @@ import pytest
 from pydantic import BaseModel
 
 from engine.config import Config
-from engine.metrics import DrafterMetrics
+from engine.figures import DrafterMetrics
 from server.app import create_app
-from server.cli import make_parser
-from server.observer import HttpCounts
-from server.prometheus import make_registry
+from server.cli.main import make_parser
+from server.middleware.access_log import HttpCounts
+from server.observability.prometheus import make_registry
 from tests.server.scripted_engine import ScriptedEngine
 
 ROOT = Path(__file__).parent.parent

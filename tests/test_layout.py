@@ -14,23 +14,27 @@ ROOT = Path(__file__).parent.parent
 MAX_LINES = 450
 
 LAYERS: tuple[frozenset[str], ...] = (
-    frozenset({"fault", "request", "metrics", "config", "pace"}),
-    frozenset({"watchdog", "plan", "recovery", "preparation", "blocks", "admission", "summary"}),
-    frozenset({"sequence"}),
-    frozenset({"waiting", "kernels", "cache"}),
-    frozenset({"scheduler", "text", "sampling"}),
+    frozenset({"fault", "request", "figures", "config", "serving.pace"}),
+    frozenset(
+        {
+            *("plan", "preparation", "summary"),
+            *("serving.watchdog", "serving.recovery", "serving.admission"),
+        }
+    ),
+    frozenset({"scheduling", "kernels", "cache"}),
+    frozenset({"text", "sampling"}),
     frozenset({"models"}),
-    frozenset({"draft", "verify", "isolation"}),
-    frozenset({"preparer"}),
+    frozenset({"draft", "verify", "serving.isolation"}),
+    frozenset({"serving.preparer"}),
     frozenset({"core"}),
-    frozenset({"build", "engine_thread", "request_workers"}),
-    frozenset({"async_engine", "bench", "doctor"}),
+    frozenset({"build", "serving.engine_thread", "serving.request_workers"}),
+    frozenset({"serving.async_engine", "bench", "doctor"}),
 )
 """Modules and packages of the engine, lowest first."""
 
 SERVER_MAY_IMPORT = frozenset(
     {
-        "engine.async_engine",
+        "engine.serving.async_engine",
         "engine.bench",
         "engine.build",
         "engine.cache.errors",
@@ -40,8 +44,8 @@ SERVER_MAY_IMPORT = frozenset(
         "engine.doctor.advice",
         "engine.doctor.examine",
         "engine.doctor.pair",
-        "engine.metrics",
-        "engine.pace",
+        "engine.figures",
+        "engine.serving.pace",
         "engine.models.runner",
         "engine.models.source",
         "engine.request",
@@ -49,7 +53,7 @@ SERVER_MAY_IMPORT = frozenset(
     }
 )
 NOT_IN_ENGINE = frozenset({"server", "loadtest", "fastapi", "starlette", "prometheus_client"})
-TORCH_FREE = ("request", "plan", "sequence", "blocks", "waiting", "scheduler", "admission")
+TORCH_FREE = ("request", "plan", "scheduling.scheduler", "serving.admission")
 HEAVY = frozenset({"torch", "transformers"})
 
 Graph = Mapping[str, frozenset[str]]
@@ -85,13 +89,21 @@ def import_graph(*packages: str) -> Graph:
     }
 
 
-def layer_of(module: str) -> int:
-    """Raises KeyError for a module of the engine that has no layer yet: give it one in LAYERS."""
-    part = module.split(".")[1]
-    for layer, parts in enumerate(LAYERS):
-        if part in parts:
-            return layer
+def part_of(module: str) -> str:
+    """The entry of LAYERS that a module of the engine falls under.
+
+    Raises KeyError for one that has no layer yet: give it one in LAYERS.
+    """
+    _, package, *inner = module.split(".")
+    for part in (".".join([package, *inner[:1]]), package):
+        if any(part in parts for parts in LAYERS):
+            return part
     raise KeyError(module)
+
+
+def layer_of(module: str) -> int:
+    part = part_of(module)
+    return next(layer for layer, parts in enumerate(LAYERS) if part in parts)
 
 
 def upward_imports(graph: Graph) -> list[tuple[str, str]]:
@@ -101,9 +113,15 @@ def upward_imports(graph: Graph) -> list[tuple[str, str]]:
         for module, imports in graph.items()
         for imported in imports & graph.keys()
         if module != "engine" and imported.startswith("engine.")
-        if module.split(".")[1] != imported.split(".")[1]
+        if not is_package(graph, module) and not is_package(graph, imported)
+        if part_of(module) != part_of(imported)
         if layer_of(imported) >= layer_of(module)
     ]
+
+
+def is_package(graph: Graph, module: str) -> bool:
+    """Whether it is a package, whose own file must be empty then where layers split it."""
+    return any(other.startswith(f"{module}.") for other in graph)
 
 
 def cycles(graph: Graph) -> list[str]:

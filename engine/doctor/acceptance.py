@@ -12,7 +12,7 @@ from engine.draft.cost import CostModel
 from engine.draft.drafter import Draft, Drafter, DraftRequest
 from engine.draft.policy import PLAIN, Candidate, Choice, FixedPolicy
 from engine.request import ChatPrompt, GenerationRequest, SamplingParams, TextPrompt
-from engine.sequence import TokenSequence
+from engine.scheduling.sequence import TokenSequence
 
 DRAFT_LENGTH = 8
 RATE_LENGTH = 5

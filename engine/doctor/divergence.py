@@ -123,5 +123,5 @@ def _aligned_logits(
 
 def _starts(tokenizer: TextTokenizer, token_ids: Sequence[int]) -> list[int]:
     """Byte offset of each token's beginning."""
-    lengths = (len(tokenizer.pieces[i]) for i in token_ids)
+    lengths = (len(tokenizer.token_bytes[i]) for i in token_ids)
     return [0, *accumulate(lengths)][: len(token_ids)]

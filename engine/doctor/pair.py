@@ -19,7 +19,7 @@ from engine.draft.universal import UniversalDrafter
 from engine.models.gguf import hf_folder
 from engine.models.runner import ModelRunner
 from engine.models.source import resolve
-from engine.plan import Slice, StepPlan
+from engine.plan import Chunk, StepPlan
 from engine.text.tokenizer import TextTokenizer
 
 
@@ -101,6 +101,6 @@ def logits_behind(
         inside = wanted[(wanted >= start) & (wanted < start + len(ids))] - start
         first = int(inside[0]) if len(inside) else len(ids)
         blocks = tuple(range(-(-(start + len(ids)) // runner.block_size)))
-        logits = runner.execute(StepPlan((Slice("doctor", start, ids, blocks, 0, first),)))
+        logits = runner.execute(StepPlan((Chunk("doctor", start, ids, blocks, 0, first),)))
         rows.append(logits[torch.from_numpy(inside - first).to(logits.device)].cpu())
     return torch.cat(rows)

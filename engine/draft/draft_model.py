@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from engine.blocks import BlockPool, extend_block_hashes
 from engine.draft.cost import CostModel
 from engine.models.runner import ModelRunner
 from engine.models.warm_up import time_passes
-from engine.plan import Slice, StepPlan
+from engine.plan import Chunk, StepPlan
 from engine.sampling.coupling import CoupledChooser, InvalidDraftLogitsError
+from engine.scheduling.blocks import BlockPool, extend_block_hashes
 
 _WARM_UP_ROWS = (1, 1, 1, 4)
 
@@ -139,17 +139,17 @@ class DraftModel:
 
     def catch_up(self, requests: Sequence[DraftTokens]) -> None:
         """Compute missing tokens of long prompts, one forward pass at most, all but the last."""
-        chunks: list[tuple[DraftTokens, Slice]] = []
+        chunks: list[tuple[DraftTokens, Chunk]] = []
         budget = self._max_step_tokens
         for tokens in requests:
             count = min(tokens.num_missing - 1, budget)
             if count > 0 and self._reserve(tokens, tokens.num_computed + count, requests):
                 budget -= count
-                chunks.append((tokens, self._slice(tokens, count, wants_logits=False)))
+                chunks.append((tokens, self._chunk(tokens, count, wants_logits=False)))
         if chunks:
-            self.runner.execute(StepPlan(tuple(piece for _, piece in chunks)))
-            for tokens, piece in chunks:
-                self._advance(tokens, piece.end)
+            self.runner.execute(StepPlan(tuple(chunk for _, chunk in chunks)))
+            for tokens, chunk in chunks:
+                self._advance(tokens, chunk.end)
 
     def draft(
         self,
@@ -180,7 +180,7 @@ class DraftModel:
         while active:
             plan = StepPlan(
                 tuple(
-                    self._slice(requests[i], requests[i].num_missing, wants_logits=True)
+                    self._chunk(requests[i], requests[i].num_missing, wants_logits=True)
                     for i in active
                 )
             )
@@ -220,10 +220,10 @@ class DraftModel:
                 startable.append(index)
         return startable
 
-    def _slice(self, tokens: DraftTokens, count: int, *, wants_logits: bool) -> Slice:
+    def _chunk(self, tokens: DraftTokens, count: int, *, wants_logits: bool) -> Chunk:
         start = tokens.num_computed
         blocks = self._pool.blocks_for(start + count)
-        return Slice(
+        return Chunk(
             request_id="",
             start=start,
             token_ids=np.asarray(tokens.token_ids[start : start + count], np.int32),

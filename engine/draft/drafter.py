@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from engine.draft.cost import CostModel
 from engine.request import GenerationRequest
-from engine.sequence import TokenSequence
+from engine.scheduling.sequence import TokenSequence
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from engine.draft.drafter import NO_DRAFT, Draft, DraftRequest
 from engine.request import GenerationRequest
 from engine.sampling.grammar import Grammars
-from engine.sequence import TokenSequence
+from engine.scheduling.sequence import TokenSequence
 
 
 class ForcedDrafter:

@@ -10,7 +10,7 @@ from engine.draft.drafter import Draft, DraftRequest
 from engine.draft.following import FollowingDrafter
 from engine.request import GenerationRequest
 from engine.sampling.coupling import CoupledChooser
-from engine.sequence import TokenSequence
+from engine.scheduling.sequence import TokenSequence
 from engine.text.tokenizer import TextTokenizer
 
 
@@ -24,14 +24,14 @@ def check_same_vocabulary(draft: TextTokenizer, target: TextTokenizer) -> None:
     One may be longer by padding (ids without a token), as in models of one family; equal sizes
     prove nothing.
     """
-    shared = min(len(draft.pieces), len(target.pieces))
+    shared = min(len(draft.token_bytes), len(target.token_bytes))
     for token_id in range(shared):
-        ours, theirs = draft.pieces[token_id], target.pieces[token_id]
+        ours, theirs = draft.token_bytes[token_id], target.token_bytes[token_id]
         if ours != theirs:
             raise VocabularyMismatchError(
                 f"token {token_id} is {ours!r} in the draft and {theirs!r} in the target"
             )
-    longer = max(draft.pieces, target.pieces, key=len)
+    longer = max(draft.token_bytes, target.token_bytes, key=len)
     if any(longer[shared:]):
         raise VocabularyMismatchError(
             f"one vocabulary has {len(longer)} tokens, the other {shared}"
@@ -65,7 +65,7 @@ class ModelDrafter(FollowingDrafter[_Follower]):
         check_same_vocabulary(tokenizer, target_tokenizer)
         super().__init__(model)
         self._stop_ids = target_tokenizer.eos_ids
-        self._num_ids = len(target_tokenizer.pieces)
+        self._num_ids = len(target_tokenizer.token_bytes)
 
     def preprocess(self, request: GenerationRequest, prediction_ids: Sequence[int]) -> DraftPrompt:
         return self.model.read(request.prompt_token_ids, request.cache_scope)

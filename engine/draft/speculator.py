@@ -13,8 +13,8 @@ from engine.draft.drafter import NO_DRAFT, Draft, Drafter, DraftRequest
 from engine.draft.faults import DrafterFaults
 from engine.draft.policy import PLAIN, Candidate, Choice, Option, Policy
 from engine.fault import ANY_FAULT
-from engine.metrics import DrafterMetrics
-from engine.sequence import TokenSequence
+from engine.figures import DrafterMetrics
+from engine.scheduling.sequence import TokenSequence
 
 _POLICY = "policy"
 """Under this name a fault is kept that is no drafter's."""

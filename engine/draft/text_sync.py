@@ -37,9 +37,9 @@ def window_start(token_ids: Sequence[int], tokenizer: TextTokenizer, floor: int)
     start = len(token_ids)
     for index in range(len(token_ids) - 1, floor - 1, -1):
         token_id = token_ids[index]
-        if token_id in tokenizer.special_ids or token_id >= len(tokenizer.pieces):
+        if token_id in tokenizer.special_ids or token_id >= len(tokenizer.token_bytes):
             break
-        piece = tokenizer.pieces[token_id]
+        piece = tokenizer.token_bytes[token_id]
         begins_character = bool(piece) and not 0x80 <= piece[0] < 0xC0
         if begins_character:
             start = index

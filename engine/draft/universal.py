@@ -13,7 +13,7 @@ from engine.draft.following import FollowingDrafter
 from engine.draft.text_sync import continuation_of, encode_behind, split_whole_characters
 from engine.request import ChatPrompt, GenerationRequest, RequestError, TextPrompt
 from engine.sampling.coupling import CoupledChooser
-from engine.sequence import TokenSequence
+from engine.scheduling.sequence import TokenSequence
 from engine.text.alignment import aligned_ids
 from engine.text.tokenizer import TextTokenizer
 
@@ -112,7 +112,7 @@ class UniversalDrafter(FollowingDrafter[_Follower]):
         target = self._target_tokenizer
         if follower.lost:
             return
-        if any(i in target.special_ids or i >= len(target.pieces) for i in new):
+        if any(i in target.special_ids or i >= len(target.token_bytes) for i in new):
             follower.lost = True
             return
         data = follower.pending + target.bytes_of(new)
@@ -149,7 +149,7 @@ class UniversalDrafter(FollowingDrafter[_Follower]):
         tokenizer = self._tokenizer
         for index, token_id in enumerate(draft_ids):
             ends = token_id in tokenizer.eos_ids
-            if ends or token_id in tokenizer.special_ids or token_id >= len(tokenizer.pieces):
+            if ends or token_id in tokenizer.special_ids or token_id >= len(tokenizer.token_bytes):
                 return draft_ids[:index], ends
         return draft_ids, False
 
@@ -176,7 +176,7 @@ def encode_prompt(source: ChatPrompt | TextPrompt, tokenizer: TextTokenizer) -> 
 def _noise_ids(vocab_size: int, draft: TextTokenizer, target: TextTokenizer) -> torch.Tensor:
     """The target's id of each draft token; tokens the target lacks get ids of their own."""
     aligned = aligned_ids(draft, target)
-    ids = torch.arange(vocab_size) + len(target.pieces)
+    ids = torch.arange(vocab_size) + len(target.token_bytes)
     for token_id, target_id in enumerate(aligned[:vocab_size]):
         if target_id is not None:
             ids[token_id] = target_id

@@ -12,7 +12,7 @@ import mmap
 import os
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,20 +27,22 @@ from engine.kernels import load_native
 from engine.models.decoder_spec import DecoderSpec
 from engine.models.runner import UnsupportedModelError
 from engine.models.source import ModelFiles
-from engine.models.weight_files import Tensor, WeightFiles, open_weights
+from engine.models.weight_files import FloatType, Tensor, WeightFiles, open_weights
 
 if TYPE_CHECKING:
-    from engine.kernels._native import PackedMatrix
+    from engine.kernels._native import PackedMatrix, ThreadPool
 
 logger = logging.getLogger(__name__)
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 
-_VERSION = 3
+_VERSION = 4
 """Raised whenever the layout of packed bytes changes."""
 _MAGIC = b"SLIPPACK"
 _ALIGNMENT = 4096
+_ROWS_AT_ONCE = 8192
+"""Unpacked to float32 at the same time; whole tiles."""
 _FILE_NAME = "weights.slip"
 _VECTOR = -1
 _LARGE_HEAD = 1 << 26
@@ -135,7 +137,7 @@ def packed_weights(
         quantization: what wider weights are rounded to, in groups of 32: int8 or int4 (embedding
             and head stay at int8), fast (the smallest int4, a large head too); `none` keeps all
             weights as the file has them, `auto` what is quantized there, and rounds the rest to
-            int8.
+            int8. Blocks of a GGUF type that no `Format` holds count as float32 weights.
 
     Raises:
         UnsupportedModelError: the native decoder can't hold some tensor; names it.
@@ -205,15 +207,21 @@ def _matrix_format(name: str, tensor: Tensor, quantization: Quantization) -> For
     rounds_head = quantization == "fast" and _is_large(tensor)
     keeps_bits = name == "embedding" or (name == "head" and not rounds_head)
     to_int4 = None if keeps_bits else _INT4_FORMATS.get(quantization)
-    if tensor.float_type is None:
-        try:
-            exact = Format(load_native().format_for_gguf(tensor.ggml_type))
-        except ValueError as error:
-            raise UnsupportedModelError(f"{name}: {error}") from error
+    if (exact := _format_of_blocks(tensor)) is not None:
         return to_int4 if to_int4 and exact in _WIDER_THAN_INT4 else exact
     if quantization == "none":
-        return Format(int(tensor.float_type))
+        return Format(int(tensor.float_type or FloatType.F32))
     return to_int4 or Format.Q8_SYMMETRIC
+
+
+def _format_of_blocks(tensor: Tensor) -> Format | None:
+    """The format that holds a tensor's quantized blocks exactly, if there is one."""
+    if tensor.float_type is not None:
+        return None
+    try:
+        return Format(load_native().format_for_gguf(tensor.ggml_type))
+    except ValueError:
+        return None
 
 
 def _write(
@@ -226,11 +234,12 @@ def _write(
     size = data_start + entries[-1].offset + entries[-1].size
     with path.open("x+b") as file:
         os.posix_fallocate(file.fileno(), 0, size)
-        with mmap.mmap(file.fileno(), size) as memory:
-            memory[: len(_MAGIC)] = _MAGIC
-            memory[len(_MAGIC) : len(_MAGIC) + 8] = len(header).to_bytes(8, "little")
-            memory[len(_MAGIC) + 8 : len(_MAGIC) + 8 + len(header)] = header
-            _fill(memory, data_start, entries, tensors, weights, spec, threads)
+        # Not closed: arrays in an exception's frames would turn it into one about the map.
+        memory = mmap.mmap(file.fileno(), size)
+        memory[: len(_MAGIC)] = _MAGIC
+        memory[len(_MAGIC) : len(_MAGIC) + 8] = len(header).to_bytes(8, "little")
+        memory[len(_MAGIC) + 8 : len(_MAGIC) + 8 + len(header)] = header
+        _fill(memory, data_start, entries, tensors, weights, spec, threads)
 
 
 def _fill(
@@ -251,7 +260,7 @@ def _fill(
         if entry.format == _VECTOR:
             out.view(np.float32)[:] = _vector(entry.name, tensor, weights, heads)
         elif tensor.ggml_type is not None and (
-            tensor.float_type is None or entry.format == tensor.float_type
+            _format_of_blocks(tensor) or entry.format == tensor.float_type
         ):
             native.pack_gguf(
                 pool,
@@ -264,11 +273,41 @@ def _fill(
                 out,
             )
         else:
-            data = _halves_together(tensor, heads) if heads else tensor.data
-            native.pack_floats(
-                pool, int(tensor.float_type or 0), data, entry.format, entry.rows, entry.cols, out
-            )
+            _pack_floats(pool, tensor, entry, heads, out)
         del out
+
+
+def _pack_floats(pool: ThreadPool, tensor: Tensor, entry: _Entry, heads: int, out: Bytes) -> None:
+    """Pack floats, and what has to become floats first, of which only a share is in memory."""
+    native = load_native()
+
+    def packed_size(rows: int) -> int:
+        return native.packed_bytes(entry.format, rows, entry.cols) if rows else 0
+
+    step = entry.rows if heads or tensor.float_type is not None else _ROWS_AT_ONCE
+    for begin in range(0, entry.rows, step):
+        end = min(begin + step, entry.rows)
+        some = tensor.rows(begin, end)
+        if some.float_type is None:
+            some = _unpacked(entry.name, some)
+        data = _halves_together(some, heads) if heads else some.data
+        native.pack_floats(
+            pool,
+            int(some.float_type or 0),
+            data,
+            entry.format,
+            end - begin,
+            entry.cols,
+            out[packed_size(begin) : packed_size(end)],
+        )
+
+
+def _unpacked(name: str, tensor: Tensor) -> Tensor:
+    try:
+        values = tensor.floats()
+    except UnsupportedModelError as error:
+        raise UnsupportedModelError(f"{name}: {error}") from error
+    return replace(tensor, data=values.reshape(-1).view(np.uint8), float_type=FloatType.F32)
 
 
 def _rotary_heads(name: str, spec: DecoderSpec) -> int:

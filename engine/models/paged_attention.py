@@ -1,7 +1,7 @@
 """Paged attention in plain torch, registered with transformers' AttentionInterface.
 
 Every slice of a step lies in one packed row. Keys and values are written to the paged cache by
-slot; slices of similar context length are gathered into one padded batch and attend together.
+slot; chunks of similar context length are gathered into one padded batch and attend together.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class KvCache:
 
 @dataclass(slots=True)
 class _Group:
-    """R slices that attend together, padded to Q rows and C context tokens."""
+    """R chunks that attend together, padded to Q rows and C context tokens."""
 
     rows: torch.Tensor
     """int64[R, Q]: rows of the packed step; padding repeats a row of the slice."""
@@ -98,7 +98,7 @@ class AttentionStep:
 
 
 def _batches(packed: PackedStep) -> list[Int32Array]:
-    """Slice indexes, grouped so that padding at most doubles a slice's context."""
+    """Chunk indexes, grouped so that padding at most doubles a slice's context."""
     lengths = np.diff(packed.query_starts)
     batches: dict[tuple[int, int], list[int]] = defaultdict(list)
     for index, (length, context) in enumerate(zip(lengths, packed.context_lens, strict=True)):

@@ -18,7 +18,7 @@ from transformers.utils import logging as transformers_logging
 
 from engine.models.paged_attention import ATTENTION_NAME, AttentionStep, KvCache
 from engine.models.runner import KvBudget, ModelInfo, UnsupportedModelError
-from engine.plan import Slice, StepPlan, pack
+from engine.plan import Chunk, StepPlan, pack
 
 _KNOWN_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 
@@ -131,9 +131,9 @@ class TorchRunner:
     def _try_out(self) -> None:
         """One forward pass at start: refuse a model whose layers bypass the paged attention."""
         name = self._info.architecture
-        piece = Slice("try-out", 0, np.zeros(1, np.int32), block_ids=(0,))
+        chunk = Chunk("try-out", 0, np.zeros(1, np.int32), block_ids=(0,))
         try:
-            logits, step = self._forward(StepPlan((piece,)))
+            logits, step = self._forward(StepPlan((chunk,)))
         except (UnsupportedModelError, TypeError, KeyError, RuntimeError) as error:
             raise UnsupportedModelError(f"architecture {name} can't be served: {error}") from error
         if step.num_calls != self._num_layers or logits.shape != (1, self._info.vocab_size):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 import mmap
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from pathlib import Path
 
+import gguf
 import numpy as np
 import numpy.typing as npt
 from gguf.constants import GGMLQuantizationType
@@ -43,9 +45,14 @@ class Tensor:
     float_type: FloatType | None
     """None: packed in blocks of `ggml_type`."""
     ggml_type: int | None = None
+    """As numbered by ggml; None: not from a GGUF file."""
 
     def floats(self) -> npt.NDArray[np.float32]:
-        """The values of an unpacked tensor."""
+        """Its values.
+
+        Raises:
+            UnsupportedModelError: they are packed in a way that can't be unpacked; names it.
+        """
         if self.float_type is FloatType.F32:
             values = self.data.view(np.float32)
         elif self.float_type is FloatType.F16:
@@ -53,8 +60,25 @@ class Tensor:
         elif self.float_type is FloatType.BF16:
             values = (self.data.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
         else:
-            raise UnsupportedModelError("a norm or bias is stored in quantized blocks")
+            values = self._dequantized()
         return values.reshape(self.shape)
+
+    def rows(self, begin: int, end: int) -> Tensor:
+        """Some of the outermost dimension."""
+        row_bytes = self.data.size // self.shape[0]
+        data = self.data[begin * row_bytes : end * row_bytes]
+        return replace(self, shape=(end - begin, *self.shape[1:]), data=data)
+
+    def _dequantized(self) -> npt.NDArray[np.float32]:
+        type_ = GGMLQuantizationType(self.ggml_type)
+        rows = self.data.reshape(-1, self.data.size * self.shape[-1] // math.prod(self.shape))
+        try:
+            values: npt.NDArray[np.float32] = gguf.dequantize(rows, type_)
+        except NotImplementedError as error:
+            raise UnsupportedModelError(
+                f"weights of the type {type_.name} can't be unpacked"
+            ) from error
+        return values
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,9 +177,10 @@ def _map_file(path: Path) -> Bytes:
 
 def _open_gguf(path: Path) -> WeightFiles:
     header = read_header(path)
-    data = _map_file(path)
+    files = {part: _map_file(part) for part in {entry.path for entry in header.tensors}}
     tensors = {}
     for entry in header.tensors:
+        data = files[entry.path]
         name = _canonical(entry.name, _GGUF_NAME, _GGUF_GLOBAL, _GGUF_LAYER)
         tensors[name] = Tensor(
             shape=entry.shape,

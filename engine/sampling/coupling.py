@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from engine.sampling.sampler import INVALID, sample_with_certainty
-from engine.sequence import TokenSequence
+from engine.scheduling.sequence import TokenSequence
 
 
 class InvalidDraftLogitsError(ArithmeticError):

@@ -9,7 +9,7 @@ from llguidance import LLMatcher
 
 from engine.sampling.grammar_compiler import readable
 from engine.sampling.grammar_mask import BitMask
-from engine.sequence import TokenSequence
+from engine.scheduling.sequence import TokenSequence
 
 _ALL_TOKENS = -1
 

@@ -157,3 +157,21 @@ def test_faults_are_named_with_their_place(server: Served) -> None:
     message = response.json()["error"]["message"]
     assert "at '/$defs/item/properties/code': " in message
     assert "unclosed character class" in message
+
+
+def children(process: int) -> list[int]:
+    tasks = Path(f"/proc/{process}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+
+
+def test_processes_for_grammars_end_with_the_server(
+    tiny_model_dir: Path, tiny_draft_dir: Path
+) -> None:
+    with served(*tiny_flags(tiny_model_dir, tiny_draft_dir)) as server:
+        server.wait_until_ready()
+        body = {"model": "tiny", "prompt": "the", "guided_regex": "[ab]{3}", "max_tokens": 9}
+        answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+        assert re.fullmatch("[ab]{3}", answer.json()["choices"][0]["text"])
+        processes = children(server.process.pid)
+        assert 1 <= len(processes) <= 2
+    assert not any(Path(f"/proc/{process}").exists() for process in processes)

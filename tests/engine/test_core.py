@@ -13,7 +13,7 @@ from engine.core import EngineCore
 from engine.draft.drafter import Draft, Drafter, DraftRequest
 from engine.draft.ngram import NgramDrafter
 from engine.request import FinishReason, GenerationRequest, RequestError, RequestOutput
-from engine.sequence import TokenSequence
+from engine.scheduling.sequence import TokenSequence
 from tests.engine.helpers import (
     byte_tokenizer,
     make_core,

@@ -10,17 +10,17 @@ from contextlib import asynccontextmanager
 import pytest
 import torch
 
-from engine.async_engine import AsyncEngine, EngineState, OutputStream
 from engine.config import RecoveryConfig
 from engine.core import EngineCore
 from engine.draft.ngram import NgramDrafter
-from engine.engine_thread import DEAD, RESTARTING
 from engine.plan import StepPlan
 from engine.preparation import Preparation
-from engine.recovery import RestartBudget
 from engine.request import EngineDeadError, FinishReason, GenerationRequest, RequestOutput
-from engine.sequence import TokenSequence
-from engine.watchdog import Watchdog
+from engine.scheduling.sequence import TokenSequence
+from engine.serving.async_engine import AsyncEngine, EngineState, OutputStream
+from engine.serving.engine_thread import DEAD, RESTARTING
+from engine.serving.recovery import RestartBudget
+from engine.serving.watchdog import Watchdog
 from tests.engine.helpers import make_core, make_request, run_all, submit, tokens_of
 from tests.engine.mock_model import MockRunner
 
@@ -317,7 +317,7 @@ async def test_stalled_step_shows_and_passes(caplog: pytest.LogCaptureFixture) -
 
 
 async def test_stop_does_not_wait_for_a_step_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.async_engine._STOP_SECONDS", 0.1)
+    monkeypatch.setattr("engine.serving.async_engine._STOP_SECONDS", 0.1)
     device = Device()
     async with started(Cores(device, repairs=lambda _: True), stall_seconds=0.05) as engine:
         device.gate.clear()

@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from engine.admission import ModelLimits
-from engine.blocks import BlockPool
 from engine.core import EngineCore
 from engine.draft.draft_model import DraftModel
 from engine.draft.drafter import Drafter
@@ -25,7 +23,9 @@ from engine.draft.universal import UniversalDrafter
 from engine.models.runner import KvBudget
 from engine.models.torch_runner import TorchRunner
 from engine.request import ChatPrompt, GenerationRequest, TextPrompt
-from engine.scheduler import Scheduler
+from engine.scheduling.blocks import BlockPool
+from engine.scheduling.scheduler import Scheduler
+from engine.serving.admission import ModelLimits
 from engine.text.tokenizer import TextTokenizer
 from tests.engine.helpers import make_request, run_all, tokens_of
 from tests.tiers import slow_unless_auto

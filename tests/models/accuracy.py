@@ -27,7 +27,7 @@ from engine.models.gguf import hf_folder
 from engine.models.gguf_header import GgufHeader, TensorEntry, read_header
 from engine.models.runner import KvBudget
 from engine.models.source import ModelFiles, resolve
-from engine.plan import Slice, StepPlan
+from engine.plan import Chunk, StepPlan
 
 WINDOW = 500
 _GLOBAL = {"token_embd": "model.embed_tokens", "output": "lm_head", "output_norm": "model.norm"}
@@ -147,7 +147,7 @@ def measure(
     for start in range(0, len(ids), WINDOW):
         window = ids[start : start + WINDOW]
         blocks = tuple(range(-(-len(window) // 32)))
-        logits = runner.execute(StepPlan((Slice("text", 0, window, blocks),)))
+        logits = runner.execute(StepPlan((Chunk("text", 0, window, blocks),)))
         expected = reference(torch.from_numpy(window).long()[None], use_cache=False).logits[0]
         agreed += int((logits.argmax(-1) == expected.argmax(-1)).sum())
         exact, native = expected.log_softmax(-1), logits.log_softmax(-1)

@@ -24,7 +24,7 @@ from engine.models.decoder_spec import decoder_spec
 from engine.models.packing import Format, packed_weights
 from engine.models.runner import KvBudget, UnsupportedModelError
 from engine.models.source import ModelFiles
-from engine.plan import Slice, StepPlan
+from engine.plan import Chunk, StepPlan
 
 pytestmark = pytest.mark.skipif(native_available() is not None, reason=str(native_available()))
 VARIANTS = [] if native_available() else load_native().variants()
@@ -121,14 +121,14 @@ def blocks_for(runner: CpuRunner, requests: int, seed: int = 0) -> list[tuple[in
     return [tuple(order[i * share : (i + 1) * share]) for i in range(requests)]
 
 
-def piece(
+def chunk(
     tokens: np.ndarray, start: int, end: int, blocks: tuple[int, ...], first_logit: int = 0
-) -> Slice:
-    return Slice("r", start, tokens[start:end].astype(np.int32), blocks, first_logit=first_logit)
+) -> Chunk:
+    return Chunk("r", start, tokens[start:end].astype(np.int32), blocks, first_logit=first_logit)
 
 
-def run(runner: CpuRunner, *slices: Slice) -> torch.Tensor:
-    return runner.execute(StepPlan(slices)).clone()
+def run(runner: CpuRunner, *chunks: Chunk) -> torch.Tensor:
+    return runner.execute(StepPlan(chunks)).clone()
 
 
 def in_chunks(
@@ -137,7 +137,7 @@ def in_chunks(
     """Logits of every position, computed up to each end in turn."""
     starts = [0, *ends[:-1]]
     return torch.cat(
-        [run(runner, piece(tokens, a, b, blocks)) for a, b in zip(starts, ends, strict=True)]
+        [run(runner, chunk(tokens, a, b, blocks)) for a, b in zip(starts, ends, strict=True)]
     )
 
 
@@ -149,14 +149,14 @@ def test_mixed_steps_equal_transformers(family: str, variant: str, tmp_path: Pat
     rng = np.random.default_rng(4)
     a, b, c = (rng.integers(0, VOCAB, length) for length in (150, 11, 23))
     blocks = blocks_for(runner, 3)
-    run(runner, piece(b, 0, 6, blocks[1], 6), piece(a, 0, 140, blocks[0], 140))
+    run(runner, chunk(b, 0, 6, blocks[1], 6), chunk(a, 0, 140, blocks[0], 140))
     spoilt = np.where(np.arange(23) >= 18, (c + 1) % VOCAB, c)
-    run(runner, piece(spoilt, 0, 23, blocks[2], 23), piece(b, 6, 7, blocks[1], 1))
+    run(runner, chunk(spoilt, 0, 23, blocks[2], 23), chunk(b, 6, 7, blocks[1], 1))
     logits = run(
         runner,
-        piece(a, 140, 150, blocks[0], 4),
-        piece(b, 7, 11, blocks[1], 0),
-        piece(c, 18, 23, blocks[2], 4),  # rejected draft rows 18.. are overwritten
+        chunk(a, 140, 150, blocks[0], 4),
+        chunk(b, 7, 11, blocks[1], 0),
+        chunk(c, 18, 23, blocks[2], 4),  # rejected draft rows 18.. are overwritten
     )
     for tokens, rows in ((a, logits[:6]), (b, logits[6:10]), (c, logits[10:])):
         with torch.no_grad():
@@ -178,7 +178,7 @@ def test_int8_is_near_the_forward_of_the_rounded_weights(family: str, tmp_path: 
     model = save_random_model(FAMILIES[family](), tmp_path)
     tokens = np.random.default_rng(1).integers(0, VOCAB, 60)
     runner = load(tmp_path, "int8")
-    logits = run(runner, piece(tokens, 0, 60, blocks_for(runner, 1)[0]))
+    logits = run(runner, chunk(tokens, 0, 60, blocks_for(runner, 1)[0]))
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 2:
@@ -229,15 +229,15 @@ def test_fifteen_neighbours_and_stale_drafts_change_no_bit(kv_dtype: str, tmp_pa
     runner = load(tmp_path, "int8", kv_dtype=kv_dtype)
     blocks = blocks_for(runner, 16, seed=5)
     run(
-        runner, *(piece(t, 0, len(t) - 5, b, len(t)) for t, b in zip(requests, blocks, strict=True))
+        runner, *(chunk(t, 0, len(t) - 5, b, len(t)) for t, b in zip(requests, blocks, strict=True))
     )
     drafts = [np.where(np.arange(len(t)) >= len(t) - 3, 1, t) for t in requests]
-    run(runner, *(piece(d, len(d) - 5, len(d), b) for d, b in zip(drafts, blocks, strict=True)))
+    run(runner, *(chunk(d, len(d) - 5, len(d), b) for d, b in zip(drafts, blocks, strict=True)))
     logits = run(
-        runner, *(piece(t, len(t) - 4, len(t), b) for t, b in zip(requests, blocks, strict=True))
+        runner, *(chunk(t, len(t) - 4, len(t), b) for t, b in zip(requests, blocks, strict=True))
     ).split(4)
     for tokens, own, rows in zip(requests, reversed(blocks), logits, strict=True):
-        assert torch.equal(run(alone, piece(tokens, 0, len(tokens), own, len(tokens) - 4)), rows)
+        assert torch.equal(run(alone, chunk(tokens, 0, len(tokens), own, len(tokens) - 4)), rows)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
@@ -300,7 +300,7 @@ def test_packed_weights_are_kept_and_reused(tmp_path: Path) -> None:
     stamp = kept[0].stat().st_mtime_ns
     second = load(tmp_path, "int8")
     assert kept[0].stat().st_mtime_ns == stamp
-    rows = [run(r, piece(tokens, 0, 20, blocks_for(r, 1)[0])) for r in (first, second)]
+    rows = [run(r, chunk(tokens, 0, 20, blocks_for(r, 1)[0])) for r in (first, second)]
     assert torch.equal(rows[0], rows[1])
     load(tmp_path, "int4")
     assert len(packed_files(tmp_path)) == 2
@@ -320,7 +320,7 @@ def test_changed_weights_are_packed_anew(tmp_path: Path) -> None:
     model: Any = save_random_model(FAMILIES["llama"](), tmp_path)
     tokens = np.random.default_rng(9).integers(0, VOCAB, 20)
     before = load(tmp_path)
-    first_logits = run(before, piece(tokens, 0, 20, blocks_for(before, 1)[0]))
+    first_logits = run(before, chunk(tokens, 0, 20, blocks_for(before, 1)[0]))
     equal_bytes = 4096
     with torch.no_grad():
         for parameter in model.parameters():
@@ -328,7 +328,7 @@ def test_changed_weights_are_packed_anew(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     after = load(tmp_path)
     assert len(packed_files(tmp_path)) == 2
-    logits = run(after, piece(tokens, 0, 20, blocks_for(after, 1)[0]))
+    logits = run(after, chunk(tokens, 0, 20, blocks_for(after, 1)[0]))
     with torch.no_grad():
         expected = model(input_ids=torch.tensor(tokens)[None], use_cache=False).logits[0]
     torch.testing.assert_close(logits, expected, atol=1e-3, rtol=1e-4)

@@ -17,7 +17,7 @@ from engine.models.decoder_spec import DecoderSpec, decoder_spec
 from engine.models.packing import PackedWeights, packed_weights
 from engine.models.source import ModelFiles
 from engine.plan import StepPlan, pack
-from tests.models.test_cpu_runner import FAMILIES, VOCAB, blocks_for, load, piece, save_random_model
+from tests.models.test_cpu_runner import FAMILIES, VOCAB, blocks_for, chunk, load, save_random_model
 
 pytestmark = pytest.mark.skipif(native_available() is not None, reason=str(native_available()))
 
@@ -46,10 +46,10 @@ def runner(folder: Path) -> CpuRunner:
 
 @pytest.fixture
 def step(runner: CpuRunner) -> Arrays:
-    """Two slices of 6 and 5 tokens, three rows of logits."""
+    """Two chunks of 6 and 5 tokens, three rows of logits."""
     tokens = np.arange(11)
     blocks = blocks_for(runner, 2)
-    plan = StepPlan((piece(tokens, 0, 6, blocks[0][:2], 4), piece(tokens, 0, 5, blocks[1][:2], 4)))
+    plan = StepPlan((chunk(tokens, 0, 6, blocks[0][:2], 4), chunk(tokens, 0, 5, blocks[1][:2], 4)))
     arrays = asdict(pack(plan, runner.block_size))
     return arrays | {"logits": np.full((3, VOCAB), np.nan, np.float32)}
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gguf import GGUFWriter, TokenType
+from gguf import GGUFWriter, TokenType, dequantize
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from tokenizers import pre_tokenizers
 
 HIDDEN = 16
@@ -39,25 +40,34 @@ def sentencepiece_vocabulary() -> tuple[list[str], list[TokenType]]:
     return tokens + normal, types + [TokenType.NORMAL] * len(normal)
 
 
-def random_weights(vocabulary_size: int) -> Weights:
-    """Parameters of a one-layer Llama under Hugging Face's names."""
-    rng = np.random.default_rng(5)
+def shapes_of(vocabulary_size: int, hidden: int, intermediate: int) -> dict[str, tuple[int, ...]]:
+    """Of a one-layer Llama's parameters under Hugging Face's names."""
     layer = "model.layers.0"
-    shapes = {
-        "model.embed_tokens.weight": (vocabulary_size, HIDDEN),
-        "lm_head.weight": (vocabulary_size, HIDDEN),
-        "model.norm.weight": (HIDDEN,),
-        f"{layer}.input_layernorm.weight": (HIDDEN,),
-        f"{layer}.post_attention_layernorm.weight": (HIDDEN,),
-        f"{layer}.self_attn.q_proj.weight": (HIDDEN, HIDDEN),
-        f"{layer}.self_attn.k_proj.weight": (HIDDEN, HIDDEN),
-        f"{layer}.self_attn.v_proj.weight": (HIDDEN, HIDDEN),
-        f"{layer}.self_attn.o_proj.weight": (HIDDEN, HIDDEN),
-        f"{layer}.mlp.gate_proj.weight": (INTERMEDIATE, HIDDEN),
-        f"{layer}.mlp.up_proj.weight": (INTERMEDIATE, HIDDEN),
-        f"{layer}.mlp.down_proj.weight": (HIDDEN, INTERMEDIATE),
+    return {
+        "model.embed_tokens.weight": (vocabulary_size, hidden),
+        "lm_head.weight": (vocabulary_size, hidden),
+        "model.norm.weight": (hidden,),
+        f"{layer}.input_layernorm.weight": (hidden,),
+        f"{layer}.post_attention_layernorm.weight": (hidden,),
+        f"{layer}.self_attn.q_proj.weight": (hidden, hidden),
+        f"{layer}.self_attn.k_proj.weight": (hidden, hidden),
+        f"{layer}.self_attn.v_proj.weight": (hidden, hidden),
+        f"{layer}.self_attn.o_proj.weight": (hidden, hidden),
+        f"{layer}.mlp.gate_proj.weight": (intermediate, hidden),
+        f"{layer}.mlp.up_proj.weight": (intermediate, hidden),
+        f"{layer}.mlp.down_proj.weight": (hidden, intermediate),
     }
-    return {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def _random_blocks(
+    quantization: str, shape: tuple[int, ...], rng: np.random.Generator
+) -> npt.NDArray[np.uint8]:
+    """uint8[rows, row bytes]: any byte makes a small number where it is part of a float."""
+    columns, size = GGML_QUANT_SIZES[GGMLQuantizationType[quantization]]
+    blocks = rng.integers(0, 0x38, (shape[0], shape[1] // columns, size), dtype=np.uint8)
+    if quantization == "MXFP4":
+        blocks[..., 0] = 120  # the exponent of the scale
+    return blocks.reshape(shape[0], -1)
 
 
 _GGUF_NAMES = {
@@ -78,8 +88,13 @@ _GGUF_NAMES = {
 
 def _rotate_pairs(weight: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     """llama.cpp keeps the two halves of a rotary pair side by side."""
-    halves = weight.reshape(HEADS, 2, HIDDEN // HEADS // 2, HIDDEN)
+    halves = weight.reshape(HEADS, 2, -1, weight.shape[1])
     return halves.swapaxes(1, 2).reshape(weight.shape)
+
+
+def _unrotate_pairs(weight: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    pairs = weight.reshape(HEADS, -1, 2, weight.shape[1])
+    return pairs.swapaxes(1, 2).reshape(weight.shape)
 
 
 def write_tiny_gguf(
@@ -90,22 +105,27 @@ def write_tiny_gguf(
     extra: Mapping[str, Any] | None = None,
     extra_tensor: str | None = None,
     filler: int = 0,
+    quantization: str | None = None,
+    tensors_a_part: int = 0,
 ) -> Weights:
     """Write the file; returns its parameters under Hugging Face's names.
 
     Args:
         filler: bytes of no meaning before the metadata and again behind it.
+        quantization: of the matrices, which have 256 columns then; None: float32.
+        tensors_a_part: split into files of so many; 0: one file.
     """
-    writer = GGUFWriter(path, "llama")
+    hidden, intermediate = (HIDDEN, INTERMEDIATE) if quantization is None else (256, 256)
+    writer = GGUFWriter(path, "llama", split_max_tensors=tensors_a_part)
     if filler:
         writer.add_string("tiny.before", "." * filler)
     writer.add_context_length(CONTEXT)
-    writer.add_embedding_length(HIDDEN)
+    writer.add_embedding_length(hidden)
     writer.add_block_count(1)
-    writer.add_feed_forward_length(INTERMEDIATE)
+    writer.add_feed_forward_length(intermediate)
     writer.add_head_count(HEADS)
     writer.add_head_count_kv(HEADS)
-    writer.add_rope_dimension_count(HIDDEN // HEADS)
+    writer.add_rope_dimension_count(hidden // HEADS)
     writer.add_rope_freq_base(10_000.0)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_tokenizer_model(kind)
@@ -131,13 +151,20 @@ def write_tiny_gguf(
         add(key, value)
     if filler:
         writer.add_string("tiny.behind", "." * filler)
-    weights = random_weights(len(tokens))
-    for name, weight in weights.items():
+    rng = np.random.default_rng(5)
+    weights: Weights = {}
+    for name, shape in shapes_of(len(tokens), hidden, intermediate).items():
         stem, _, suffix = name.rpartition(".")
-        if stem.endswith(("q_proj", "k_proj")):
-            writer.add_tensor(f"{_GGUF_NAMES[stem]}.{suffix}", _rotate_pairs(weight))
+        own_name, rotates = f"{_GGUF_NAMES[stem]}.{suffix}", stem.endswith(("q_proj", "k_proj"))
+        if quantization is None or len(shape) == 1:
+            weights[name] = rng.normal(size=shape).astype(np.float32)
+            writer.add_tensor(own_name, _rotate_pairs(weights[name]) if rotates else weights[name])
         else:
-            writer.add_tensor(f"{_GGUF_NAMES[stem]}.{suffix}", weight)
+            type_ = GGMLQuantizationType[quantization]
+            blocks = _random_blocks(quantization, shape, rng)
+            values = dequantize(blocks, type_)
+            weights[name] = _unrotate_pairs(values) if rotates else values
+            writer.add_tensor(own_name, blocks, raw_dtype=type_)
     if extra_tensor is not None:
         writer.add_tensor(extra_tensor, np.ones(HIDDEN, dtype=np.float32))
     writer.write_header_to_file()

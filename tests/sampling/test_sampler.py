@@ -162,11 +162,11 @@ def test_logprobs_are_those_of_the_unprocessed_logits() -> None:
     logits = torch.tensor([[1.0, 3.0, 2.0, 0.0]])
     (entry,) = token_logprobs(logits, [2], [2], [b"a", b"b", b"c"])
     wanted = logits.log_softmax(1)[0].tolist()
-    assert (entry.token_id, entry.piece) == (2, b"c")
+    assert (entry.token_id, entry.token_bytes) == (2, b"c")
     assert entry.logprob == pytest.approx(wanted[2])
     assert [(i, piece) for i, piece, _ in entry.top] == [(1, b"b"), (2, b"c")]
     (padded,) = token_logprobs(logits, [3], [0], [b"a", b"b", b"c"])
-    assert (padded.piece, padded.top) == (b"", ())
+    assert (padded.token_bytes, padded.top) == (b"", ())
 
 
 def test_certainty_is_of_the_likeliest_or_of_the_margin_of_the_draw() -> None:

@@ -11,8 +11,8 @@ from typing import Any
 import uvicorn
 
 from engine.config import Config
-from server.http_options import http_options
-from server.process import listen
+from server.process.signals import listen
+from server.process.uvicorn_options import http_options
 
 
 @contextmanager

@@ -26,16 +26,16 @@ from typing import Any
 import jinja2
 import pytest
 
-from engine.async_engine import AsyncEngine
 from engine.build import load_parts
 from engine.config import Config
 from engine.draft.predicted import PredictedDrafter
 from engine.request import ChatOptions, GrammarSpec, RequestError
 from engine.sampling.grammar import Grammars
+from engine.serving.async_engine import AsyncEngine
 from engine.text.tokenizer import TextTokenizer
 from server.json_schema.keywords import SchemaError
 from server.json_schema.prepare import prepare_schema
-from server.load_errors import load_failure
+from server.process.load_errors import load_failure
 from tests.structured.engines import make_engine, structured
 from tests.tiny_models import make_tokenizer
 
@@ -177,7 +177,7 @@ async def test_slow_template_tokenizer_or_grammar_does_not_hold_up_the_event_loo
         encode_chat=slowly(lambda *_: [1]),
         encode_infill=slowly(lambda *_: [1]),
         decode=slowly(lambda *_: "a"),
-        pieces=core.tokenizer.pieces,
+        token_bytes=core.tokenizer.token_bytes,
         special_ids=core.tokenizer.special_ids,
         eos_ids=core.tokenizer.eos_ids,
     )
@@ -300,7 +300,7 @@ class TestNothingIsFetched:
     def test_schemas(self, target: str, key: str) -> None:
         """A reference out of a schema is refused; what only names it names, and is compiled."""
         tokens = TextTokenizer(make_tokenizer("byte_level", 400))
-        grammars = Grammars(tokens, len(tokens.pieces))
+        grammars = Grammars(tokens, len(tokens.token_bytes))
         schema = {"type": "object", "properties": {"a": {"type": "null", key: target}}, key: target}
         spec = GrammarSpec("json_schema", json.dumps(schema))
         if key != "$ref":

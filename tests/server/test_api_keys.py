@@ -13,10 +13,10 @@ import httpx
 import pytest
 
 from engine.config import Config, ConfigError
-from server import cli
-from server.api_keys import ApiKeys, load_api_keys
 from server.app import create_app
-from server.auth import ApiKeyMiddleware
+from server.cli import main as cli
+from server.middleware.api_keys import ApiKeys, load_api_keys
+from server.middleware.auth import ApiKeyMiddleware
 from tests.server.live_server import live_server
 from tests.server.scripted_engine import ScriptedEngine
 

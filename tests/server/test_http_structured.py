@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from engine.request import FinishReason, GrammarSpec, Prelude
-from server.schemas.structured import StructuredFields
-from server.unsupported import UNSUPPORTED_CONSTRAINTS
+from server.apis.shared.prompt.unsupported import UNSUPPORTED_CONSTRAINTS
+from server.apis.shared.schema.structured import StructuredFields
 from tests.server.scripted_engine import Step
 
 SCHEMA = {"type": "object", "properties": {"z": {"type": "null"}, "a": {"type": "string"}}}
@@ -118,7 +118,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/responses": {"input": "Hi"},
     "/v1/messages": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5},
 }
-CONSTRAINTS = {
+CONSTRAINTS: dict[str, Any] = {
     "allowed_token_ids": [1],
     "bad_words": ["a"],
     "custom_logit_processor": "x",

@@ -9,7 +9,12 @@ import pytest
 
 from engine.config import LimitsConfig
 from engine.request import ChatOptions, FinishReason
-from server.call_grammar import ForcedCall, ToolCalls, grammar_for_tools, prepared_tools
+from server.apis.shared.prompt.call_grammar import (
+    ForcedCall,
+    ToolCalls,
+    grammar_for_tools,
+    prepared_tools,
+)
 from tests.server.scripted_engine import Step, words
 
 HI = {"role": "user", "content": "Hi"}

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import openai
 import pytest
 
 from engine.config import LimitsConfig
-from server.call_grammar import ForcedCall, ToolCalls, grammar_for_tools, prepared_tools
+from server.apis.shared.prompt.call_grammar import (
+    ForcedCall,
+    ToolCalls,
+    grammar_for_tools,
+    prepared_tools,
+)
 from tests.server.live_server import live_server
 from tests.server.scripted_engine import words
 
-HI = {"role": "user", "content": "Hi"}
-WEATHER = {
+HI: Any = {"role": "user", "content": "Hi"}
+WEATHER: Any = {
     "name": "weather",
     "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
 }

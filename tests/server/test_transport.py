@@ -15,11 +15,11 @@ import pytest
 
 from engine.config import Config, ConfigError
 from engine.request import FinishReason
-from server import cli
 from server.app import create_app
-from server.catch_all import BrokenResponseError, CatchAllMiddleware
-from server.logs import configure_logging
-from server.tls import check_certificate
+from server.cli import main as cli
+from server.middleware.catch_all import BrokenResponseError, CatchAllMiddleware
+from server.observability.logs import configure_logging
+from server.process.tls import check_certificate
 from tests.server.live_server import live_server
 from tests.server.scripted_engine import ScriptedEngine, Step, words
 from tests.server.test_admission import KEYS, make_client

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from engine.kernels import bench, native_available
-from server.cli import main
+from server.cli.main import main
 
 CATEGORIES = ("edit", "tell")
 

@@ -47,9 +47,9 @@ PREDICTION = "ddddabdd"
 def chain(tokenizer: FakeTokenizer, noise: float, seed: int) -> np.ndarray:
     """Logits by last token that follow one character model, disturbed by some noise."""
     characters = np.random.default_rng(0).normal(size=(256, 256)) * 0.5
-    table = np.empty((len(tokenizer.pieces), len(tokenizer.pieces)))
-    for row, last in enumerate(tokenizer.pieces):
-        for column, piece in enumerate(tokenizer.pieces):
+    table = np.empty((len(tokenizer.token_bytes), len(tokenizer.token_bytes)))
+    for row, last in enumerate(tokenizer.token_bytes):
+        for column, piece in enumerate(tokenizer.token_bytes):
             text = last[-1:] + piece
             table[row, column] = sum(characters[a, b] for a, b in itertools.pairwise(text))
     return table + np.random.default_rng(seed).normal(size=table.shape) * noise

@@ -18,7 +18,7 @@ from engine.doctor.examine import examine, num_stages
 from engine.doctor.pair import ModelPair, load_pair
 from engine.doctor.report import Costs, Report
 from engine.request import ChatPrompt, TextPrompt
-from server.cli import main
+from server.cli.main import main
 from tests.tiny_models import sentences
 
 FLAT = {rows: 30.0 + rows for rows in range(1, 10)}

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 
@@ -21,13 +22,13 @@ from engine.draft.same_vocabulary import (
 )
 from engine.draft.suffix_index import SuffixIndex
 from engine.draft.text_sync import continuation_of, encode_behind, split_whole_characters
-from engine.draft.token_index import TokenIndex
+from engine.draft.token_index import ContinuationIndex, TokenIndex, suffixes
 from engine.draft.universal import UniversalDrafter, encode_prompt
 from engine.plan import StepPlan
 from engine.preparation import Preparation
 from engine.request import ChatPrompt, SpeculationParams, TextPrompt
 from engine.sampling.coupling import CoupledChooser, InvalidDraftLogitsError
-from engine.sequence import TokenSequence
+from engine.scheduling.sequence import TokenSequence
 from engine.text.alignment import aligned_ids, overlap
 from tests.engine.helpers import make_request, run_all, tokens_of
 from tests.speculation.fakes import FakeTokenizer, TextRunner
@@ -181,7 +182,7 @@ class TestNgram:
                 return super().__getitem__(key)
 
         tokens = Watched(letters("the quick brown fox jumps over the lazy dog " * 20))
-        index = SuffixIndex(2, 4, TokenIndex(tokens, range(2, 5)))
+        index = SuffixIndex(2, 4, ContinuationIndex(tokens, range(2, 5)))
         tokens.lowest_read, length = 10**9, len(tokens)
         tokens.extend(letters("again"))
         index.extend(tokens)
@@ -196,7 +197,7 @@ class TestSharedTexts:
 
     def add(self, shared: SharedTexts, name: str, words: str) -> None:
         token_ids = letters(words)
-        shared.add(name, token_ids, SuffixIndex(2, 4, TokenIndex(token_ids, range(2, 5))))
+        shared.add(name, token_ids, SuffixIndex(2, 4, ContinuationIndex(token_ids, range(2, 5))))
 
     def finish(self, drafter: NgramDrafter, name: str, words: str) -> None:
         drafter.prepare([prepared(drafter, sequence_of(letters(words), name=name))])
@@ -238,7 +239,7 @@ class TestSharedTexts:
         self.add(shared, "a", "0123456789abcdefghij")
         assert not shared._texts
         self.add(shared, "b", "01234567")
-        assert shared.find(letters("45")) is not None
+        assert shared.find(suffixes(letters("45"), range(2, 5))) is not None
 
     def test_a_request_that_is_added_again_replaces_its_text(self) -> None:
         """A drafter that fails forgets its requests in the middle, and once more at their end."""
@@ -247,24 +248,24 @@ class TestSharedTexts:
             self.add(shared, "same", "0123456789abcdefghij"[:end])
         self.add(shared, "other", "klmnopqr")
         assert list(shared._texts) == ["same", "other"]
-        assert shared.find(letters("gh")) is not None
+        assert shared.find(suffixes(letters("gh"), range(2, 5))) is not None
 
 
 class TestSameVocabulary:
     def test_padding_makes_no_difference(self) -> None:
-        padded = FakeTokenizer([*LETTER_TOKENIZER.pieces, b"", b"", b""])
+        padded = FakeTokenizer([*LETTER_TOKENIZER.token_bytes, b"", b"", b""])
         check_same_vocabulary(padded, LETTER_TOKENIZER)
         check_same_vocabulary(LETTER_TOKENIZER, padded)
 
     def test_same_size_but_other_tokens_is_refused_with_the_first_difference(self) -> None:
-        pieces = list(LETTER_TOKENIZER.pieces)
+        pieces = list(LETTER_TOKENIZER.token_bytes)
         pieces[40], pieces[41] = pieces[41], pieces[40]
         swapped = FakeTokenizer(pieces)
         with pytest.raises(VocabularyMismatchError, match=r"token 40 is b'I'.* b'H'"):
             ModelDrafter(draft_model(TARGET, LETTERS), swapped, LETTER_TOKENIZER)
 
     def test_more_tokens_that_mean_something_are_refused(self) -> None:
-        longer = FakeTokenizer([*LETTER_TOKENIZER.pieces, b"", b"extra"])
+        longer = FakeTokenizer([*LETTER_TOKENIZER.token_bytes, b"", b"extra"])
         with pytest.raises(VocabularyMismatchError, match="97 tokens, the other 95"):
             check_same_vocabulary(longer, LETTER_TOKENIZER)
 
@@ -335,11 +336,11 @@ class TestAlignment:
         ids = aligned_ids(DRAFT, TARGET)
         for draft_id, target_id in enumerate(ids):
             if target_id is not None:
-                assert DRAFT.pieces[draft_id] == TARGET.pieces[target_id]
-        unmatched = {DRAFT.pieces[i] for i, target_id in enumerate(ids) if target_id is None}
-        assert unmatched == {p for p in DRAFT.pieces if p not in TARGET.pieces}
-        shared = len(set(DRAFT.pieces) & set(TARGET.pieces))
-        assert overlap(DRAFT, TARGET) == shared / len(DRAFT.pieces)
+                assert DRAFT.token_bytes[draft_id] == TARGET.token_bytes[target_id]
+        unmatched = {DRAFT.token_bytes[i] for i, target_id in enumerate(ids) if target_id is None}
+        assert unmatched == {p for p in DRAFT.token_bytes if p not in TARGET.token_bytes}
+        shared = len(set(DRAFT.token_bytes) & set(TARGET.token_bytes))
+        assert overlap(DRAFT, TARGET) == shared / len(DRAFT.token_bytes)
 
     def test_ends_match_each_other_whatever_they_are_written_as(self) -> None:
         ours = FakeTokenizer([b"a", b"</s>", b"<eot>"], end_id=1, end_of_turn_id=2)
@@ -500,7 +501,7 @@ class TestDraftModel:
         return drafted
 
     def rows(self, runner: RecordingRunner) -> int:
-        return runner.last_slices[""].num_tokens
+        return runner.last_chunks[""].num_tokens
 
     def test_equal_prefixes_are_computed_once(self) -> None:
         model, runner = self.model()
@@ -629,7 +630,7 @@ class TestModelDrafter:
         """A padded target may be given, or sample, an id that the draft has no embedding for."""
         drafter = ModelDrafter(draft_model(TARGET, LETTERS), TARGET, TARGET)
         good = sequence_of(TARGET.encode("abab"), name="good")
-        bad = sequence_of([*TARGET.encode("abab"), len(TARGET.pieces) + 7], name="bad")
+        bad = sequence_of([*TARGET.encode("abab"), len(TARGET.token_bytes) + 7], name="bad")
         for sequence in (good, bad):
             prepared(drafter, sequence)
         drafts = drafter.propose([DraftRequest(bad, 4), DraftRequest(good, 4)])
@@ -637,7 +638,7 @@ class TestModelDrafter:
         assert len(drafts[1].token_ids) == 4
         assert not drafter.can_draft(bad)
         assert drafter.can_draft(good)
-        good.token_ids.append(len(TARGET.pieces))
+        good.token_ids.append(len(TARGET.token_bytes))
         assert propose(drafter, good) == []
         for name in ("good", "bad"):
             drafter.forget(name)
@@ -696,3 +697,18 @@ class TestLossyAcceptance:
         for steps in outputs.values():
             for entry in (entry for step in steps for entry in step.logprobs):
                 assert entry.token_id in {token_id for token_id, _, _ in entry.top}
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1, 2, 3, 50, 400, 5000])
+def test_indexes_find_what_a_scan_finds(num_tokens: int) -> None:
+    rng = np.random.default_rng(num_tokens)
+    text = rng.integers(0, 4, num_tokens).tolist()
+    every, last = (index(text, range(2, 9)) for index in (TokenIndex, ContinuationIndex))
+    for _ in range(30):
+        query = rng.integers(0, 4, 10).tolist()
+        for ngram in suffixes(query, range(2, 9)):
+            length, wanted = len(ngram.token_ids), list(ngram.token_ids)
+            assert wanted == query[-length:]
+            ends = [e for e in range(length, num_tokens + 1) if text[e - length : e] == wanted]
+            assert every.ends(ngram).tolist() == ends
+            assert last.find(ngram) == max((e for e in ends if e < num_tokens), default=None)

@@ -12,7 +12,7 @@ from engine.draft.faults import DrafterFaults
 from engine.draft.policy import FixedPolicy
 from engine.draft.speculator import Speculator
 from engine.request import GenerationRequest
-from engine.sequence import TokenSequence
+from engine.scheduling.sequence import TokenSequence
 from tests.engine.helpers import make_core, make_request, run_all, tokens_of
 from tests.engine.mock_model import MockRunner
 from tests.engine.test_core import ngram

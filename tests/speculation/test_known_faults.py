@@ -17,7 +17,7 @@ from engine.config import Config, ConfigError, KvConfig
 from engine.draft.drafter import Draft, DraftRequest
 from engine.models.torch_runner import TorchRunner
 from engine.request import FinishReason, GenerationRequest
-from engine.sequence import TokenSequence
+from engine.scheduling.sequence import TokenSequence
 from tests.engine.helpers import run_all, text_of, tokens_of
 from tests.speculation.simulated_server import SimulatedServer, memory_bound
 from tests.speculation.text_engine import (

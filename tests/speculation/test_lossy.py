@@ -12,7 +12,7 @@ import torch
 from engine.draft.drafter import Draft, DraftRequest
 from engine.request import GenerationRequest, GrammarSpec, SamplingParams, SpeculationParams
 from engine.sampling.restrict import likeliest
-from engine.sequence import TokenSequence
+from engine.scheduling.sequence import TokenSequence
 from tests.engine.helpers import byte_tokenizer, make_core, make_request, run_all, tokens_of
 from tests.engine.mock_model import VOCAB_SIZE, MockRunner
 from tests.structured.engines import make_engine, structured, tokenizer

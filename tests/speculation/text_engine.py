@@ -17,9 +17,9 @@ from engine.draft.policy import FixedPolicy, GoodputPolicy, Policy
 from engine.draft.predicted import PredictedDrafter
 from engine.draft.same_vocabulary import ModelDrafter
 from engine.draft.universal import UniversalDrafter
-from engine.plan import Slice, StepPlan
+from engine.plan import Chunk, StepPlan
 from engine.request import ChatPrompt, GenerationRequest, RequestOutput, TextPrompt
-from engine.sequence import TokenSequence
+from engine.scheduling.sequence import TokenSequence
 from tests.engine.helpers import make_core, make_request, tokens_of
 from tests.speculation.fakes import END, FakeTokenizer, TextRunner
 
@@ -46,10 +46,10 @@ class RecordingRunner(TextRunner):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.last_slices: dict[str, Slice] = {}
+        self.last_chunks: dict[str, Chunk] = {}
 
     def execute(self, plan: StepPlan) -> torch.Tensor:
-        self.last_slices.update({piece.request_id: piece for piece in plan.slices})
+        self.last_chunks.update({chunk.request_id: chunk for chunk in plan.chunks})
         return super().execute(plan)
 
 
@@ -166,8 +166,8 @@ def ended_inside_draft(core: EngineCore, outputs: dict[str, list[RequestOutput]]
     assert isinstance(runner, RecordingRunner)
     names = []
     for name, steps in outputs.items():
-        piece, last = runner.last_slices[name], list(steps[-1].token_ids)
-        draft = piece.token_ids[piece.num_tokens - piece.num_draft :].tolist()
+        chunk, last = runner.last_chunks[name], list(steps[-1].token_ids)
+        draft = chunk.token_ids[chunk.num_tokens - chunk.num_draft :].tolist()
         if last and draft[: len(last)] == last:
             names.append(name)
     return names

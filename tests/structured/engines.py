@@ -23,7 +23,7 @@ from engine.request import GenerationRequest, GrammarSpec, RequestOutput, TextPr
 from engine.sampling.grammar import Grammars
 from engine.sampling.grammar_mask import BitMask, num_mask_words
 from engine.sampling.grammar_matcher import GrammarCheck
-from engine.sequence import TokenSequence
+from engine.scheduling.sequence import TokenSequence
 from engine.text.tokenizer import TextTokenizer
 from tests.engine.helpers import make_core, make_request, run_all
 from tests.engine.mock_model import MockRunner
@@ -42,14 +42,14 @@ def tokenizer(style: TokenizerStyle = "byte_level") -> TextTokenizer:
 @functools.cache
 def grammars(style: TokenizerStyle = "byte_level") -> Grammars:
     text = tokenizer(style)
-    return Grammars(text, len(text.pieces) + NUM_PADDING)
+    return Grammars(text, len(text.token_bytes) + NUM_PADDING)
 
 
 class BabblingRunner(MockRunner):
     """Likes what followed the last tokens before; likes the padding columns best of all."""
 
     def __init__(self, style: TokenizerStyle = "byte_level", **options: Any) -> None:
-        num_tokens = len(tokenizer(style).pieces)
+        num_tokens = len(tokenizer(style).token_bytes)
         super().__init__(vocab_size=num_tokens + NUM_PADDING, **options)
         self._num_tokens = num_tokens
 

@@ -173,7 +173,7 @@ def test_catastrophic_grammars_are_refused_or_harmless(name: str) -> None:
 
 
 def test_compiled_grammars_are_kept_but_not_without_bound() -> None:
-    made = Grammars(tokenizer(), len(tokenizer().pieces))
+    made = Grammars(tokenizer(), len(tokenizer().token_bytes))
     padding = "x" * 40_000
     specs = [GrammarSpec("choice", json.dumps([f"{padding}{i}"])) for i in range(20)]
     for spec in specs:

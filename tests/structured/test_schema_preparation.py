@@ -346,9 +346,9 @@ def random_output(schema: Any, rng: random.Random, max_tokens: int = 120) -> str
         if eos.intersection(allowed) and (len(allowed) == len(eos) or rng.random() < 0.5):
             return text.decode()
         ids = [i for i in allowed if i not in eos]
-        closing = [i for i in ids if tokenizer().pieces[i] in (b'"', b"}", b"]")]
+        closing = [i for i in ids if tokenizer().token_bytes[i] in (b'"', b"}", b"]")]
         token_id = rng.choice(closing if closing and rng.random() < 0.5 else ids)
-        text += tokenizer().pieces[token_id]
+        text += tokenizer().token_bytes[token_id]
         walk.commit(token_id)
     return None
 

@@ -14,9 +14,9 @@ from engine.config import LimitsConfig
 from engine.request import FinishReason, GrammarSpec, Prelude
 from engine.sampling.grammar import Grammars
 from engine.sampling.grammar_mask import num_mask_words
-from engine.sequence import TokenSequence
+from engine.scheduling.sequence import TokenSequence
 from engine.text.tokenizer import TextTokenizer
-from server.call_grammar import (
+from server.apis.shared.prompt.call_grammar import (
     ForcedCall,
     TagTokens,
     ToolCalls,
@@ -127,7 +127,7 @@ def vocabulary_with(*added: str) -> TextTokenizer:
 
 def allowed_behind(tokens: TextTokenizer, calls: ToolCalls, ids: Sequence[int]) -> set[int]:
     """Tokens that the grammar of forced calls allows behind some."""
-    made = Grammars(tokens, len(tokens.pieces))
+    made = Grammars(tokens, len(tokens.token_bytes))
     matcher = made.matcher(made.compile(forced_grammar(calls, None)))
     sequence = TokenSequence(make_request([0]), 0.0)
     sequence.token_ids.extend(ids)
@@ -147,7 +147,7 @@ def test_tags_that_are_tokens_come_as_those() -> None:
     inside = tokens.encode_continuation('\n{"name": "now", "arguments": {}}\n')
     assert inside is not None
     call = [tags.opening, *inside, tags.closing]
-    line = tokens.pieces.index(b"\n")
+    line = tokens.token_bytes.index(b"\n")
     assert allowed_behind(tokens, calls, call) == {line, *tokens.eos_ids}
     assert allowed_behind(tokens, calls, [*call, line]) == {tags.opening, *tokens.eos_ids}
     assert allowed_behind(tokens, calls, [*call, line, *call]) == {line, *tokens.eos_ids}
@@ -156,8 +156,8 @@ def test_tags_that_are_tokens_come_as_those() -> None:
 def test_a_token_that_ends_a_tag_and_its_line_is_no_step_towards_another_call() -> None:
     tokens = vocabulary_with(">\n")
     assert TagTokens.find(tokens) is None
-    both = len(tokens.pieces) - 1
-    assert tokens.pieces[both] == b">\n"
+    both = len(tokens.token_bytes) - 1
+    assert tokens.token_bytes[both] == b">\n"
     call = tokens.encode_continuation(NOW.removesuffix(">"))
     assert call is not None
     assert both in allowed_behind(tokens, HERMES, call)

@@ -1,0 +1,50 @@
+"""GET /v1/models and /v1/models/{id}: the one model under each of its names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Response
+
+from engine.serving.async_engine import ModelCard
+from server.apis.models.schema import Model, ModelList
+from server.apis.shared.respond import json_response
+from server.apis.shared.schema.common import ErrorBody
+from server.context import Context
+
+router = APIRouter(tags=["OpenAI"])
+errors: dict[int | str, dict[str, Any]] = {"4XX": {"model": ErrorBody}}
+
+
+@router.get(
+    "/v1/models",
+    summary="List the served model",
+    response_model=None,
+    responses={200: {"model": ModelList}, **errors},
+)
+async def list_models(context: Context) -> Response:
+    card = context.engine.card
+    models = [_model(card, name) for name in context.model_names]
+    return json_response(ModelList(object="list", data=models))
+
+
+# Names that come from a hub hold a slash.
+@router.get(
+    "/v1/models/{model:path}",
+    summary="Describe a model",
+    response_model=None,
+    responses={200: {"model": Model}, **errors},
+)
+async def get_model(model: str, context: Context) -> Response:
+    context.require_model(model)
+    return json_response(_model(context.engine.card, model))
+
+
+def _model(card: ModelCard, name: str) -> Model:
+    return Model(
+        id=name,
+        object="model",
+        created=card.created,
+        owned_by="slipstream",
+        max_model_len=card.max_context,
+    )
