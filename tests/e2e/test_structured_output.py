@@ -108,7 +108,7 @@ REFUSED = [
     {"guided_json": {"$ref": "#"}},
     {"guided_json": {"type": "integer", "multipleOf": 999_983}},
     {"guided_grammar": 'start: %json {"type": "integer", "multipleOf": 999983}'},
-    {"guided_json": {"type": "string", "pattern": "(?<=a)b"}},
+    {"guided_json": {"type": "string", "pattern": "(["}},
     {"guided_json": {"enum": ["x" * 70_000]}},
     {"guided_grammar": "start: " + "(" * 20_000 + '"a"' + ")" * 20_000},
     {"structured_outputs": {"regex": r"(\w|\p{L}){1,5000}\d(?:[^x]{3,900}y){1,90}(["}},
@@ -144,6 +144,19 @@ def test_endless_grammars_end_with_max_tokens(
     )
     assert completion.choices[0].finish_reason == "length"
     assert set(completion.choices[0].text) == {"x"}
+
+
+def test_faults_are_named_with_their_place(server: Served) -> None:
+    schema = {
+        "$defs": {"item": {"properties": {"code": {"type": "string", "pattern": "(["}}}},
+        "type": "object",
+        "properties": {"items": {"type": "array", "items": {"$ref": "#/$defs/item"}}},
+    }
+    body = {"model": "tiny", "messages": MESSAGES, "max_tokens": 5, "guided_json": schema}
+    response = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
+    message = response.json()["error"]["message"]
+    assert "at '/$defs/item/properties/code': " in message
+    assert "unclosed character class" in message
 
 
 def children(process: int) -> list[int]:
