@@ -102,7 +102,9 @@ class SpeculationConfig(Section):
         "other's text by its speed",
     )
     ngram_shared_tokens: int = Field(
-        200_000, ge=1000, description="tokens of finished requests kept for ngram_shared"
+        200_000,
+        ge=1000,
+        description="tokens of finished requests kept for ngram_shared, of none that has more",
     )
     ngram_min: int = Field(2, ge=1, le=16, description="shortest suffix match of the ngram drafter")
     ngram_max: int = Field(4, ge=1, le=16, description="longest suffix match of the ngram drafter")
@@ -147,7 +149,9 @@ class LimitsConfig(Section):
     )
     max_guided_choices: int = Field(10_000, ge=1, description="entries of `guided_choice`")
     max_schema_seconds: float = Field(
-        5.0, gt=0, description="time its compilation may take; then the request is refused"
+        5.0,
+        gt=0,
+        description="time its compilation may take; then it is ended and the request refused",
     )
 
 

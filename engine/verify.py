@@ -2,19 +2,20 @@
 
 One rule decides: at each position the target samples its own token, after all processors, which
 see the history that the draft so far implies; a draft token is accepted when it equals that
-sample. So every sampling feature works under speculation, and any drafter is lossless. A request
-may ask for less (`accept_top_k`): then one of the likeliest tokens is accepted too, of those that
-the target could have sampled.
+sample (`accept_draft`). So every sampling feature works under speculation, and any drafter is
+lossless. A request may ask for less (`accept_top_k`): then one of the likeliest tokens is accepted
+too, of those that the target could have sampled.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from engine.fault import ANY_FAULT
 from engine.plan import Chunk, ChunkResult, StepPlan, StepResult
 from engine.request import SamplingParams, TokenLogprob
 from engine.sampling.grammar import Grammars
@@ -34,9 +35,28 @@ from engine.scheduling.sequence import TokenSequence
 INVALID_LOGITS = "The model produced invalid logits for this request."
 
 
+def accept_draft(
+    draft: Sequence[int], own: Sequence[int], likely: Sequence[Collection[int]]
+) -> list[int]:
+    """The accept rule: a draft's leading tokens, up to the first that the target does not agree to.
+
+    The target agrees to a token that equals its own sample in that place. Under lossy acceptance,
+    which a request has to ask for, it agrees to its likeliest tokens too.
+
+    Args:
+        draft: draft tokens.
+        own: the target's own samples, one in the place of each draft token at least.
+        likely: tokens that do as well, one collection for each draft token, empty unless lossy.
+    """
+    for index, (drafted, sampled) in enumerate(zip(draft, own, strict=False)):
+        if drafted != sampled and drafted not in likely[index]:
+            return list(draft[:index])
+    return list(draft)
+
+
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Where one slice's logits lie and what they are for."""
+    """Where one chunk's logits lie and what they are for."""
 
     chunk: Chunk
     sequence: TokenSequence
@@ -72,26 +92,39 @@ class Verifier:
         """Drop what is kept about a request that has ended."""
         self._histories.pop(request_id, None)
 
-    def distrust(self, request_id: str) -> None:
-        """Make anew what is kept about a request: `verify` raised, perhaps in the middle of it."""
-        self._histories.pop(request_id, None)
-        matcher = self._grammars.of(request_id)
-        if matcher is not None:
-            matcher.distrust()
-
     def verify(
         self,
         plan: StepPlan,
         sequence_of: Callable[[str], TokenSequence],
         logits: torch.Tensor,
     ) -> StepResult:
-        """Decide every slice.
+        """Decide every chunk. When this raises, it can be called again.
 
         Args:
             plan: the executed plan; its sequences have not been advanced yet.
-            sequence_of: finds a slice's sequence by request id.
+            sequence_of: finds a chunk's sequence by request id.
             logits: float32[L, V] in plan order; left unchanged.
         """
+        try:
+            return self._verify(plan, sequence_of, logits)
+        except ANY_FAULT:
+            for chunk in plan.chunks:
+                self._invalidate(chunk.request_id)
+            raise
+
+    def _invalidate(self, request_id: str) -> None:
+        """Make anew what is kept about a request: `_verify` raised, perhaps in the middle of it."""
+        self._histories.pop(request_id, None)
+        matcher = self._grammars.of(request_id)
+        if matcher is not None:
+            matcher.invalidate()
+
+    def _verify(
+        self,
+        plan: StepPlan,
+        sequence_of: Callable[[str], TokenSequence],
+        logits: torch.Tensor,
+    ) -> StepResult:
         layout = _layout(plan, sequence_of)
         checks = self._check_grammars(layout)
         chosen, processed = self._sample(layout, logits, checks)
@@ -240,7 +273,7 @@ def _layout(plan: StepPlan, sequence_of: Callable[[str], TokenSequence]) -> list
 
 
 def _accepted(rows: _Rows, tokens: Sequence[int], sampled_from: torch.Tensor) -> list[int]:
-    """Draft tokens, from the first, that equal the target's own or, if asked for, nearly do.
+    """The leading tokens of a request's draft that are accepted.
 
     Args:
         tokens: the target's own.
@@ -251,7 +284,4 @@ def _accepted(rows: _Rows, tokens: Sequence[int], sampled_from: torch.Tensor) ->
     likely: list[list[int]] = [[]] * len(draft)
     if top_k is not None and draft:
         likely = likeliest(sampled_from[: len(draft)], rows.sequence.params, top_k)
-    for index, (drafted, own) in enumerate(zip(draft, tokens, strict=False)):
-        if drafted != own and drafted not in likely[index]:
-            return draft[:index]
-    return draft
+    return accept_draft(draft, tokens, likely)

@@ -18,14 +18,15 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset(
         {
             *("plan", "preparation", "summary"),
-            *("serving.watchdog", "serving.recovery", "serving.admission"),
+            *("serving.watchdog", "serving.recovery", "serving.admission", "serving.output_stream"),
         }
     ),
     frozenset({"scheduling", "kernels", "cache"}),
     frozenset({"text", "sampling"}),
-    frozenset({"models"}),
-    frozenset({"draft", "verify", "serving.isolation"}),
-    frozenset({"serving.preparer"}),
+    frozenset({"models", "request_state"}),
+    frozenset({"draft", "verify", "accounting", "serving.isolation"}),
+    frozenset({"serving.preparer", "serving.step_guard"}),
+    frozenset({"request_table"}),
     frozenset({"core"}),
     frozenset({"build", "serving.engine_thread", "serving.request_workers"}),
     frozenset({"serving.async_engine", "bench", "doctor"}),

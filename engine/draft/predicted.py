@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.draft.drafter import NO_DRAFT, Draft, DraftRequest
-from engine.draft.token_index import TokenIndex
+from engine.draft.token_index import Ngram, TokenIndex, suffixes
 from engine.request import GenerationRequest
 from engine.scheduling.sequence import TokenSequence
 
@@ -95,16 +95,17 @@ def _follow(reader: _Reader, sequence: TokenSequence) -> None:
             reader.position += 1
     reader.num_followed = sequence.num_output
     if not reader.aligned:
-        last = sequence.token_ids[-min(_LONGEST_ANCHOR, sequence.num_output) :]
-        place = _find_place(reader, last)
+        longest = min(_LONGEST_ANCHOR, sequence.num_output)
+        lengths = range(_SHORTEST_ANCHOR, longest + 1)
+        place = _find_place(reader, suffixes(sequence.token_ids, lengths))
         if place is not None:
             reader.position, reader.aligned = place, True
 
 
-def _find_place(reader: _Reader, last: Sequence[int]) -> int | None:
-    """Behind the longest anchor that ends the output; see `PredictedDrafter`."""
-    for length in range(len(last), _SHORTEST_ANCHOR - 1, -1):
-        places = reader.prediction.anchors.ends(last, length)
+def _find_place(reader: _Reader, anchors: Sequence[Ngram]) -> int | None:
+    """Behind the first anchor, of those that end the output; see `PredictedDrafter`."""
+    for anchor in anchors:
+        places = reader.prediction.anchors.ends(anchor)
         if len(places):
             following = int(places.searchsorted(reader.position))
             return int(places[min(following, len(places) - 1)])

@@ -9,9 +9,10 @@ from collections import OrderedDict
 from llguidance import LLMatcher, LLTokenizer
 
 from engine.request import GrammarSpec
-from engine.sampling.grammar_compiler import CompiledGrammar, compile_grammar, refusal, start_of
+from engine.sampling.grammar_compiler import CompiledGrammar, compile_grammar, start_of
 from engine.sampling.grammar_matcher import GrammarMatcher
 from engine.sampling.grammar_tokens import GrammarTokenizer, GrammarVocabulary, TokenTable
+from engine.sampling.refusal import refusal
 
 _MAX_CACHED = 64
 _MAX_CACHED_BYTES = 512 << 10

@@ -1,7 +1,7 @@
-"""Continuous batching: chooses, each step, which tokens of which sequences are computed.
+"""Scheduler: continuous batching; chooses, each step, which tokens of which sequences to compute.
 
 There is no prefill phase and no decode phase. A sequence has `num_computed` tokens in the KV
-cache and wants its tokens plus its draft computed; a step gives it a slice of those. The idea is
+cache and wants its tokens plus its draft computed; a step gives it a chunk of those. The idea is
 that of vLLM's v1 scheduler.
 """
 
@@ -35,26 +35,26 @@ class _Step:
 
     tokens_left: int
     prefill_left: int
-    granted: dict[str, int] = field(default_factory=dict)
+    num_scheduled: dict[str, int] = field(default_factory=dict)
     """Committed tokens to compute, by request id."""
     drafts: dict[str, tuple[int, ...]] = field(default_factory=dict)
     preempted: bool = False
 
-    def grant(self, sequence: TokenSequence, count: int) -> None:
-        self.tokens_left -= count
-        self.granted[sequence.request_id] = count
+    def schedule(self, sequence: TokenSequence, num_tokens: int) -> None:
+        self.tokens_left -= num_tokens
+        self.num_scheduled[sequence.request_id] = num_tokens
 
-    def revoke(self, sequence: TokenSequence) -> None:
-        self.tokens_left += self.granted.pop(sequence.request_id, 0)
+    def unschedule(self, sequence: TokenSequence) -> None:
+        self.tokens_left += self.num_scheduled.pop(sequence.request_id, 0)
 
 
 class Scheduler:
     """Owns the waiting and running sequences and their KV blocks.
 
-    Sequences wait in the order of `WaitingQueue`. Each step first grants every decoding sequence
-    its one token, then prompt tokens up to the prefill chunk, then draft tokens; a draft never
-    costs another sequence its turn. When blocks run out the running sequence that is least urgent,
-    of several the youngest, is preempted and recomputed later.
+    Sequences wait in the order of `WaitingQueue`. Each step first schedules every decoding
+    sequence's one token, then prompt tokens up to the prefill chunk, then draft tokens; a draft
+    never costs another sequence its turn. When blocks run out a running sequence is preempted, in
+    the order of `_next_to_preempt`, and recomputed later.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Scheduler:
         """Waiting sequences, oldest first."""
         return tuple(sorted(self._waiting, key=lambda sequence: sequence.arrival_time))
 
-    def adopt(self, sequence: TokenSequence) -> None:
+    def requeue(self, sequence: TokenSequence) -> None:
         """Queue a waiting sequence of another scheduler, which is used no more."""
         sequence.block_ids = []
         sequence.num_computed = 0
@@ -135,7 +135,7 @@ class Scheduler:
         self._sequences[sequence.request_id] = sequence
         self._waiting.add(sequence)
 
-    def distrust(self, request_id: str) -> None:
+    def invalidate(self, request_id: str) -> None:
         """Let nobody reuse what a sequence has computed."""
         self.pool.withdraw(self._sequences[request_id].block_ids)
 
@@ -158,28 +158,27 @@ class Scheduler:
                 may still produce and to the free blocks.
         """
         step = _Step(self._max_step_tokens, self._prefill_chunk)
-        self._grant_decoding(step)
-        self._grant_prefill(step)
+        self._schedule_decoding(step)
+        self._schedule_prefill(step)
         if not step.preempted:
             self._admit(step)
-        self._grant_drafts(step, drafts)
+        self._schedule_drafts(step, drafts)
         return StepPlan(
-            tuple(self._chunk(s, step) for s in self._running if s.request_id in step.granted)
+            tuple(self._chunk(s, step) for s in self._running if s.request_id in step.num_scheduled)
         )
 
-    def commit(self, chunk: Chunk, token_ids: tuple[int, ...], num_accepted: int) -> None:
-        """Record one computed slice.
+    def commit(self, chunk: Chunk, token_ids: tuple[int, ...]) -> None:
+        """Advance a sequence by a computed chunk.
 
         Args:
+            chunk: what `roll_back` has left of it: its draft tokens are all in `token_ids`.
             token_ids: tokens to append: accepted draft tokens and one of the target's own, possibly
-                cut short by a stop; empty for a slice that ended inside the prompt.
-            num_accepted: draft tokens of the slice that were accepted.
+                cut short by a stop; empty for a chunk that ended inside the prompt.
         """
         sequence = self._sequences[chunk.request_id]
         sequence.token_ids.extend(token_ids)
         self._waiting.note_output(sequence, len(token_ids))
-        computed = chunk.end - chunk.num_draft + num_accepted
-        sequence.num_computed = min(computed, sequence.num_tokens)
+        sequence.num_computed = chunk.end
         if sequence.params.prompt_logprobs is not None:
             sequence.num_scored = max(sequence.num_scored, min(chunk.end, sequence.num_prompt))
         self._publish(sequence)
@@ -192,18 +191,18 @@ class Scheduler:
         if any(s.block_ids for s in self._waiting):
             raise RuntimeError("a waiting request holds KV blocks")
 
-    def _grant_decoding(self, step: _Step) -> None:
+    def _schedule_decoding(self, step: _Step) -> None:
         for sequence in tuple(self._running):
             while sequence.status is SequenceStatus.RUNNING and sequence.is_decoding:
                 if self._extend_blocks(sequence, sequence.num_tokens):
-                    step.grant(sequence, 1)
+                    step.schedule(sequence, 1)
                     break
-                self._preempt(self._least_urgent(), step)
+                self._preempt(self._next_to_preempt(), step)
 
-    def _grant_prefill(self, step: _Step) -> None:
+    def _schedule_prefill(self, step: _Step) -> None:
         for sequence in self._running:
-            if sequence.request_id not in step.granted:
-                self._grant_chunk(sequence, step)
+            if sequence.request_id not in step.num_scheduled:
+                self._schedule_prompt(sequence, step)
 
     def _admit(self, step: _Step) -> None:
         while self._waiting and len(self._running) < self._max_running and step.prefill_left > 0:
@@ -216,18 +215,23 @@ class Scheduler:
             self._running.append(sequence)
             sequence.status = SequenceStatus.RUNNING
             self._note_admission(sequence)
-            self._grant_chunk(sequence, step)
+            self._schedule_prompt(sequence, step)
 
-    def _grant_chunk(self, sequence: TokenSequence, step: _Step) -> None:
+    def _schedule_prompt(self, sequence: TokenSequence, step: _Step) -> None:
         count = min(sequence.num_tokens - sequence.num_computed, step.prefill_left)
         if count > 0:
             step.prefill_left -= count
-            step.grant(sequence, count)
+            step.schedule(sequence, count)
 
-    def _grant_drafts(self, step: _Step, drafts: Mapping[str, tuple[int, ...]]) -> None:
+    def _schedule_drafts(self, step: _Step, drafts: Mapping[str, tuple[int, ...]]) -> None:
+        """Cut drafts to the room there is; the policy has chosen their length (`engine.draft`)."""
         for sequence in self._running:
             draft = drafts.get(sequence.request_id, ())
-            if not draft or not sequence.is_decoding or sequence.request_id not in step.granted:
+            if (
+                not draft
+                or not sequence.is_decoding
+                or sequence.request_id not in step.num_scheduled
+            ):
                 continue
             count = min(len(draft), step.tokens_left, sequence.num_output_left - 1)
             if count > 0 and not self._extend_blocks(sequence, sequence.num_tokens + count):
@@ -239,7 +243,7 @@ class Scheduler:
 
     def _chunk(self, sequence: TokenSequence, step: _Step) -> Chunk:
         start = sequence.num_computed
-        committed_end = start + step.granted[sequence.request_id]
+        committed_end = start + step.num_scheduled[sequence.request_id]
         draft = step.drafts.get(sequence.request_id, ())
         num_rows = committed_end - start + len(draft)
         samples = committed_end == sequence.num_tokens
@@ -306,8 +310,8 @@ class Scheduler:
         sequence.block_ids.extend(blocks)
         return True
 
-    def _least_urgent(self) -> TokenSequence:
-        """Of the running sequences; of several the youngest."""
+    def _next_to_preempt(self) -> TokenSequence:
+        """Preemption order: the running sequence that is least urgent, of several the youngest."""
         return max(reversed(self._running), key=lambda sequence: sequence.request.priority)
 
     def _preempt(self, sequence: TokenSequence, step: _Step) -> None:
@@ -316,7 +320,7 @@ class Scheduler:
         sequence.status = SequenceStatus.WAITING
         self._waiting.put_back(sequence)
         self.counters.preemptions += 1
-        step.revoke(sequence)
+        step.unschedule(sequence)
         step.preempted = True
 
     def _free_blocks(self, sequence: TokenSequence) -> None:

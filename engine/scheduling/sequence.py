@@ -1,4 +1,4 @@
-"""TokenSequence: the engine's working state of one request."""
+"""TokenSequence: one request's tokens, KV blocks and progress."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The order in which requests wait for their turn: urgency, then fairness, then arrival.
+"""WaitingQueue: the order in which requests get their turn: urgency, then fairness, then arrival.
 
 Fairness is that of the Virtual Token Counter (Sheng et al., "Fairness in Serving Large Language
 Models", OSDI 2024): every client has a counter of the tokens it was served, and the client with
@@ -49,7 +49,7 @@ class ServiceCounters:
 
 
 @dataclass(slots=True)
-class _Class:
+class _PriorityClass:
     """Waiting sequences of one priority."""
 
     preempted: deque[TokenSequence] = field(default_factory=deque)
@@ -69,7 +69,7 @@ class WaitingQueue:
     """
 
     def __init__(self) -> None:
-        self._classes: dict[int, _Class] = {}
+        self._classes: dict[int, _PriorityClass] = {}
         self._counters = ServiceCounters()
         self._size = 0
         self._numbers = itertools.count()
@@ -91,7 +91,7 @@ class WaitingQueue:
     def add(self, sequence: TokenSequence) -> None:
         """A new sequence."""
         request = sequence.request
-        waiting = self._classes.setdefault(request.priority, _Class())
+        waiting = self._classes.setdefault(request.priority, _PriorityClass())
         waiting.by_client.setdefault(request.client, deque()).append(sequence)
         self._counters.enter(request.client)
         self._arrivals[request.request_id] = next(self._numbers)
@@ -102,7 +102,7 @@ class WaitingQueue:
 
     def put_back(self, sequence: TokenSequence) -> None:
         """A sequence that was preempted; it goes before those that were preempted earlier."""
-        waiting = self._classes.setdefault(sequence.request.priority, _Class())
+        waiting = self._classes.setdefault(sequence.request.priority, _PriorityClass())
         waiting.preempted.appendleft(sequence)
         self._size += 1
 

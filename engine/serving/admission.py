@@ -1,4 +1,4 @@
-"""Checks that only the loaded model can make, before a request enters the queue."""
+"""ModelLimits: checks that only the loaded model can make, before a request enters the queue."""
 
 from __future__ import annotations
 

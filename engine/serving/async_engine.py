@@ -1,4 +1,4 @@
-"""The asyncio face of the engine: the core runs in a thread of its own."""
+"""AsyncEngine: the engine's face for asyncio; the core runs in a thread of its own."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from engine.config import RecoveryConfig
 from engine.fault import ANY_FAULT
@@ -28,6 +27,7 @@ from engine.request import (
 from engine.serving.admission import ModelLimits
 from engine.serving.engine_thread import Abort, Add, Callbacks, EngineThread, error_output
 from engine.serving.engine_thread import EngineState as EngineState
+from engine.serving.output_stream import OutputStream as OutputStream
 from engine.serving.pace import Pace
 from engine.serving.request_workers import RequestWorkers
 from engine.summary import EngineSummary
@@ -54,53 +54,6 @@ class ModelCard:
     created: int
     """Unix time of the load."""
     max_context: int
-
-
-class OutputStream:
-    """The outputs of one request, an async iterator to be used as an async context manager.
-
-    Leaving the context before the last output aborts the request: its blocks are free again
-    within one engine step.
-    """
-
-    def __init__(self, engine: AsyncEngine, request_id: str) -> None:
-        self._engine = engine
-        self._request_id = request_id
-        self._outputs: asyncio.Queue[RequestOutput] = asyncio.Queue()
-        self._finished = False
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> RequestOutput:
-        if self._finished:
-            raise StopAsyncIteration
-        output = await self._outputs.get()
-        self._finished = output.finish_reason is not None
-        return output
-
-    def close(self) -> None:
-        """Abort the request unless it has finished. Idempotent."""
-        self._finished = True
-        self._engine.abort(self._request_id)
-
-    @property
-    def num_unread(self) -> int:
-        return self._outputs.qsize()
-
-    def put(self, output: RequestOutput) -> None:
-        self._outputs.put_nowait(output)
 
 
 class AsyncEngine:
@@ -172,7 +125,10 @@ class AsyncEngine:
 
     @property
     def expected_wait(self) -> float:
-        """Seconds until the requests that wait now have left the queue, at the recent pace."""
+        """Seconds until the requests that wait now have left the queue, at the recent pace.
+
+        What those who are refused are told in Retry-After.
+        """
         core = self._thread.core
         waiting = 0 if core is None else core.metrics.waiting
         return self._pace.seconds_for(1 + waiting)
@@ -213,7 +169,7 @@ class AsyncEngine:
         self._thread.start()
         await self._loaded
         if self._thread.core is not None:
-            self._workers.start(self._thread.core.grammars)
+            self._workers.warm_up(self._thread.core.grammars)
 
     async def stop(self) -> None:
         """Stop the engine's thread; requests still running end with an error output.

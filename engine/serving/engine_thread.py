@@ -1,4 +1,4 @@
-"""The engine's thread: loads the models, runs steps, and starts over when the core has broken."""
+"""EngineThread: loads the models, runs steps, and starts over when the core has broken."""
 
 from __future__ import annotations
 
@@ -230,13 +230,13 @@ class EngineThread:
         logger.error("the engine failed and starts again", exc_info=error)
         self._failure, self._state = _line(error), EngineState.RESTARTING
         self._tell(error.outputs if isinstance(error, EngineBrokenError) else ())
-        lost = self._taken - broken.waiting_ids
+        lost = self._taken - broken.requests.waiting_ids
         self._tell([error_output(request_id, RESTARTING) for request_id in lost])
-        broken.give_up_running()
+        broken.requests.give_up_running()
         while not self._stopping and self._budget.take():
             try:
                 core = make_core()
-                core.take_over(broken)
+                core.resume_from(broken)
             except ANY_FAULT as another:
                 logger.exception("the engine can't start again")
                 self._failure = _line(another)

@@ -1,10 +1,10 @@
-"""Runs a step's plan so that a request that makes it raise fails alone."""
+"""StepIsolator: runs a step's plan so that a request that makes it raise fails alone."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from engine.fault import ANY_FAULT
 from engine.plan import Chunk, ChunkResult, StepPlan, StepResult
@@ -17,7 +17,7 @@ _LOG_AGAIN_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """A slice that a pass has computed, possibly without the draft it was planned with."""
+    """A chunk that a pass has computed, possibly without the draft it was planned with."""
 
     chunk: Chunk
     result: ChunkResult
@@ -62,12 +62,12 @@ class StepIsolator:
         self._logged_at: float | None = None
 
     def run(self, plan: StepPlan) -> IsolatedStep:
-        """Decide every slice; a request that can't be computed gets a result with an error."""
+        """Decide every chunk; a request that can't be computed gets a result with an error."""
         self._num_failures = 0
         decided = self._try(plan.chunks)
         if decided is not None:
             return IsolatedStep(tuple(decided))
-        chunks = tuple(map(without_draft, plan.chunks))
+        chunks = tuple(chunk.with_draft(0) for chunk in plan.chunks)
         if plan.num_draft_tokens or len(chunks) == 1:
             decided = self._try(chunks)
         draft_at_fault = decided is not None and plan.num_draft_tokens > 0
@@ -109,10 +109,3 @@ class StepIsolator:
         if self._logged_at is None or now - self._logged_at >= _LOG_AGAIN_SECONDS:
             self._logged_at = now
             logger.exception("a step of %d requests failed; trying its parts", len(plan.chunks))
-
-
-def without_draft(chunk: Chunk) -> Chunk:
-    """The slice's committed tokens alone."""
-    if not chunk.num_draft:
-        return chunk
-    return replace(chunk, token_ids=chunk.token_ids[: -chunk.num_draft], num_draft=0)

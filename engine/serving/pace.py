@@ -1,4 +1,4 @@
-"""Pace: how fast requests have left lately, so that those who are refused learn when to return."""
+"""Pace: how fast requests have left lately; Retry-After tells it to those who are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When an engine is broken, and how often it is made anew."""
+"""When an engine is broken (EngineBrokenError), and how often it is made anew (RestartBudget)."""
 
 from __future__ import annotations
 

@@ -9,13 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from engine.fault import ANY_FAULT
-from engine.request import EngineDeadError
+from engine.request import EngineDeadError, GrammarSpec
+from engine.sampling.grammar_trials import GrammarTrials
 
 if TYPE_CHECKING:  # they load native code that /health needn't wait for
-    from engine.request import GrammarSpec
     from engine.sampling.grammar import Grammars
     from engine.sampling.grammar_compiler import CompiledGrammar
-    from engine.sampling.grammar_trials import GrammarTrials
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -39,22 +38,18 @@ class RequestWorkers:
     def __init__(self) -> None:
         self._text = ThreadPoolExecutor(NUM_TEXT_THREADS, "slipstream-text")
         self._compiling = ThreadPoolExecutor(NUM_COMPILERS, "slipstream-grammar")
-        self._trials: GrammarTrials | None = None
+        self._trials = GrammarTrials()
         self._stopped = False
 
-    def start(self, grammars: Grammars) -> None:
+    def warm_up(self, grammars: Grammars) -> None:
         """Have a process for grammars started, which takes a second, without waiting for it."""
-        from engine.sampling.grammar_trials import GrammarTrials
-
-        self._trials = GrammarTrials()
-        if grammars.are_possible:
-            self._compiling.submit(_have_process, self._trials, grammars)
+        if grammars.are_possible and not self._stopped:
+            self._compiling.submit(self._trials.warm_up, grammars.token_table)
 
     def stop(self) -> None:
         """End the processes; work in progress ends in an error, or for nobody. Idempotent."""
         self._stopped = True
-        if self._trials is not None:
-            self._trials.close()
+        self._trials.close()
         for pool in (self._text, self._compiling):
             pool.shutdown(wait=False, cancel_futures=True)
 
@@ -85,21 +80,14 @@ class RequestWorkers:
         return await asyncio.get_running_loop().run_in_executor(pool, _guarded, work)
 
     def _compile(self, grammars: Grammars, spec: GrammarSpec, time_limit: float) -> CompiledGrammar:
-        trials = self._trials
-        if trials is None:
-            raise RuntimeError("the workers have not been started")
         try:
             # It may have become known while this waited for its turn.
             if grammars.known(spec) is None:
-                trials.check(spec, grammars.token_table, time_limit)
+                self._trials.check(spec, grammars.token_table, time_limit)
             return grammars.compile(spec)
         finally:
-            if trials.needs_process and not self._stopped:
-                self._compiling.submit(_have_process, trials, grammars)
-
-
-def _have_process(trials: GrammarTrials, grammars: Grammars) -> None:
-    trials.warm_up(grammars.token_table)
+            if self._trials.needs_process:
+                self.warm_up(grammars)
 
 
 def _guarded(work: Callable[[], Any]) -> Any:

@@ -96,7 +96,7 @@ def test_in_the_commit_of_one_request(kind: type[BaseException]) -> None:
     core = make_core(MockRunner(128), tokenizer=tokenizer())
     requests = requests_of("greedy")
     core.add(make_request([5, 6], "bad"))
-    core._lanes["bad"].text.push = raising(kind)  # type: ignore[method-assign]
+    core.requests["bad"].text.push = raising(kind)  # type: ignore[method-assign]
     outputs: list[RequestOutput] = []
     for item in requests:
         core.add(item)
@@ -241,7 +241,7 @@ async def test_in_the_engines_thread_itself(
             monkeypatch.setattr(engine._thread, "_callbacks", failing)
         elif where == "a restart":
             core = core_of(engine)
-            monkeypatch.setattr(core, "give_up_running", raising(kind))
+            monkeypatch.setattr(core.requests, "give_up_running", raising(kind))
             core.scheduler.schedule = raising(kind)  # type: ignore[method-assign]
         for stream in streams:
             assert (await read(stream))[-1].error in (DEAD, RESTARTING)

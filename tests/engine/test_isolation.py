@@ -245,7 +245,7 @@ def test_commit_that_raises_ends_its_request_alone() -> None:
     def add_spoilt(request: GenerationRequest) -> None:
         add(request)
         if request is requests[5]:
-            core._lanes[request.request_id].text._detokenizer = None  # type: ignore[assignment]
+            core.requests[request.request_id].text._detokenizer = None  # type: ignore[assignment]
 
     core.add = add_spoilt  # type: ignore[method-assign, assignment]
     outputs = run_all(core, requests)
@@ -283,7 +283,7 @@ def test_a_lasting_fault_is_logged_once(caplog: pytest.LogCaptureFixture) -> Non
         FaultyRunner(lambda plan, _: clash <= {s.request_id for s in plan.chunks}),
         tokenizer=tokenizer(),
     )
-    core._isolator._clock = lambda: 0.0
+    core._guard._isolator._clock = lambda: 0.0
     run_all(core, requests)
     assert core.metrics.step_failures > 5
     assert len([r for r in caplog.records if r.exc_info]) == 1

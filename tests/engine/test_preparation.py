@@ -15,7 +15,7 @@ import pytest
 
 from engine.core import EngineCore
 from engine.draft.suffix_index import SuffixIndex
-from engine.draft.token_index import TokenIndex
+from engine.draft.token_index import ContinuationIndex, TokenIndex, suffixes
 from engine.preparation import Preparation
 from engine.request import ChatPrompt, GenerationRequest, GrammarSpec, RequestError
 from engine.sampling import grammar as grammar_module
@@ -72,7 +72,8 @@ class Places:
 def places(monkeypatch: pytest.MonkeyPatch) -> Places:
     places = Places()
     places.watch(monkeypatch, TextTokenizer, "_ids", lambda _, text, *__, **___: len(text))
-    places.watch(monkeypatch, TokenIndex, "__init__", lambda _, ids, __: len(ids))
+    for index in (TokenIndex, ContinuationIndex):
+        places.watch(monkeypatch, index, "__init__", lambda _, ids, __: len(ids))
     for name in ("compile_grammar", "start_of"):
         places.watch(monkeypatch, grammar_module, name, lambda *_: LARGE)
     for module in (
@@ -102,6 +103,7 @@ async def test_all_that_grows_with_a_request_is_done_in_threads_for_it(places: P
     core = make_engine("auto", num_blocks=2048)
     core.grammars = Grammars(tokenizer(), len(tokenizer().token_bytes) + NUM_PADDING)
     core.preparer._grammars = core._verifier._grammars = core.grammars
+    core.requests._grammars = core.grammars
     async with started(core) as engine:
         chat = ChatPrompt(({"role": "user", "content": 40 * LONG},))
         request = replace(
@@ -117,6 +119,7 @@ async def test_all_that_grows_with_a_request_is_done_in_threads_for_it(places: P
     assert places.of == {
         "TextTokenizer._ids": text,
         "TokenIndex.__init__": text,
+        "ContinuationIndex.__init__": text,
         "engine.serving.preparer.extend_block_hashes": text,
         "engine.draft.draft_model.extend_block_hashes": text,
         "engine.sampling.grammar.compile_grammar": grammar_threads,
@@ -145,7 +148,7 @@ async def test_a_grammar_that_was_evicted_is_not_compiled_again(
     monkeypatch.setattr(grammar_module, "_MAX_CACHED", 1)
     core = make_engine()
     core.grammars = Grammars(tokenizer(), len(tokenizer().token_bytes) + NUM_PADDING)
-    core._verifier._grammars = core.grammars
+    core._verifier._grammars = core.requests._grammars = core.grammars
     request = structured(CHOICE, "r")
     async with started(core) as engine:
         grammar = await engine.compile_grammar(CHOICE, time_limit=20)
@@ -217,7 +220,6 @@ async def test_a_grammar_over_its_time_is_refused_and_its_process_replaced() -> 
     slow = GrammarSpec("choice", words)
     async with started(make_engine()) as engine:
         trials = engine._workers._trials
-        assert trials is not None
         async with asyncio.timeout(20):
             while not trials._idle:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
@@ -252,7 +254,8 @@ def test_a_large_text_is_indexed_in_no_time() -> None:
     began = time.monotonic()
     index = TokenIndex(token_ids, range(2, 9))
     assert time.monotonic() - began < 0.6
-    assert index.ends(token_ids[500:508], 8).tolist() == [508, 50_508]
+    (anchor,) = suffixes(token_ids[:508], range(8, 9))
+    assert index.ends(anchor).tolist() == [508, 50_508]
 
 
 def test_a_preparation_is_the_same_for_whoever_uses_it() -> None:

@@ -148,10 +148,10 @@ async def test_preempted_request_is_kept_with_what_it_has(monkeypatch: pytest.Mo
 
     while not any(s.num_output for s in core.scheduler.waiting):
         step(core)
-    kept = core.waiting_ids
+    kept = core.requests.waiting_ids
     fresh = make_core(MockRunner(num_blocks=12), max_running=4)
-    fresh.take_over(core)
-    assert fresh.waiting_ids == kept
+    fresh.resume_from(core)
+    assert fresh.requests.waiting_ids == kept
     while fresh.has_work:
         step(fresh)
         fresh.check_integrity()
@@ -160,9 +160,9 @@ async def test_preempted_request_is_kept_with_what_it_has(monkeypatch: pytest.Mo
     assert fresh.metrics.preemptions > 0
 
 
-@pytest.mark.parametrize("fails_in", ["adopt", "update gauges"])
+@pytest.mark.parametrize("fails_in", ["requeue", "update gauges"])
 async def test_restart_that_fails_half_way_counts_nothing(fails_in: str) -> None:
-    """The first new core breaks while it takes over; the second one counts, once."""
+    """The first new core breaks while it resumes; the second one counts, once."""
     device = Device()
     make = Cores(device, repairs=lambda _: True)
 
@@ -173,16 +173,16 @@ async def test_restart_that_fails_half_way_counts_nothing(fails_in: str) -> None
             def fail(*_: object) -> None:
                 raise KeyError("bookkeeping")
 
-            if fails_in == "adopt":
-                adopt, adopted = core.scheduler.adopt, []
+            if fails_in == "requeue":
+                requeue, requeued = core.scheduler.requeue, []
 
-                def adopt_one(sequence: TokenSequence) -> None:
-                    adopted.append(sequence)
-                    adopt(sequence) if len(adopted) == 1 else fail()
+                def requeue_one(sequence: TokenSequence) -> None:
+                    requeued.append(sequence)
+                    requeue(sequence) if len(requeued) == 1 else fail()
 
-                core.scheduler.adopt = adopt_one  # type: ignore[method-assign]
+                core.scheduler.requeue = requeue_one  # type: ignore[method-assign]
             else:
-                core._update_gauges = fail  # type: ignore[method-assign]
+                core.accounting.update_gauges = fail  # type: ignore[method-assign, assignment]
         return core
 
     async with started(cores) as engine:

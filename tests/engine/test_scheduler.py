@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from engine.plan import StepPlan
+from engine.plan import StepPlan, roll_back
 from engine.scheduling.blocks import BlockPool
 from engine.scheduling.scheduler import Scheduler
 from tests.engine.helpers import make_request
@@ -26,7 +26,7 @@ def commit_all(scheduler: Scheduler, plan: StepPlan, token: int = 7) -> None:
     for chunk in plan.chunks:
         sequence = scheduler[chunk.request_id]
         samples = chunk.end - chunk.num_draft == sequence.num_tokens
-        scheduler.commit(chunk, (token,) if samples else (), 0)
+        scheduler.commit(roll_back(chunk, 0), (token,) if samples else ())
 
 
 def test_long_prompt_is_computed_in_chunks_and_samples_only_at_its_end() -> None:
@@ -216,11 +216,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert chunk.token_ids[:committed].tolist() == expected
             samples = chunk.start + committed == sequence.num_tokens
             if not samples:
-                self.scheduler.commit(chunk, (), 0)
+                self.scheduler.commit(chunk, ())
                 continue
             accepted = accept(chunk.num_draft)
             tokens = (*chunk.token_ids[committed : committed + accepted].tolist(), 1)
-            self.scheduler.commit(chunk, tokens, accepted)
+            self.scheduler.commit(roll_back(chunk, accepted), tokens)
             assert sequence.is_decoding
             assert sequence.num_output <= self.wanted[chunk.request_id]
             if sequence.num_output == self.wanted[chunk.request_id]:

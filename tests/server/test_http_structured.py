@@ -17,7 +17,7 @@ SCHEMA_SPEC = GrammarSpec("json_schema", json.dumps(SCHEMA))
 CLOSED_SPEC = GrammarSpec("json_schema", json.dumps({**SCHEMA, "additionalProperties": False}))
 REGEX, LARK, GBNF = r"\d{2}", 'start: "x"', 'root ::= "x"'
 
-FIELDS: list[tuple[dict[str, Any], Any]] = [
+FIELDS: list[tuple[dict[str, Any], GrammarSpec | None]] = [
     ({"response_format": {"type": "text"}}, None),
     ({"response_format": None, "guided_json": None}, None),
     ({"response_format": {"type": "json_object"}}, GrammarSpec("json_object")),
@@ -74,7 +74,7 @@ FIELDS: list[tuple[dict[str, Any], Any]] = [
     ({"regex": REGEX}, GrammarSpec("regex", REGEX)),
     ({"format": "json"}, GrammarSpec("json_object")),
     ({"format": SCHEMA}, SCHEMA_SPEC),
-    ({"format": "", "grammar": None, "regex": None}, None),
+    ({"format": None, "grammar": None, "regex": None}, None),
 ]
 
 

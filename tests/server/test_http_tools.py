@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
+from engine.config import LimitsConfig
 from engine.request import ChatOptions, FinishReason
 from server.apis.shared.grammar.tool_calls import (
     ForcedCall,
@@ -149,7 +151,7 @@ async def test_forced_calls_are_a_grammar(client, engine, choice, forced, max_ca
     assert response.status_code == 200, response.text
     calls = ToolCalls((WEATHER, NOW), "hermes", max_calls, forced)
     (request,) = engine.submitted
-    assert request.grammar == grammar_for_tools(calls, prepared_tools(calls))
+    assert request.grammar == grammar_for_tools(calls, prepared_tools(calls, LimitsConfig()))
     assert len(request.source.options.tools) == 2
 
 
@@ -330,3 +332,35 @@ async def test_effort_switches_the_templates_own_thinking(client, engine, effort
     assert engine.submitted[0].source.options.template_args == args
     await client.chat(reasoning_effort=effort, chat_template_kwargs={"enable_thinking": True})
     assert engine.submitted[1].source.options.template_args == {**args, "enable_thinking": True}
+
+
+async def test_strict_tools_are_closed_at_every_depth_on_all_apis(client, engine):
+    schema = {"type": "object", "properties": {"a": {"type": "object", "properties": {"b": {}}}}}
+    base = {"name": "f", "strict": True}
+    chat = {"model": "tiny/model", "messages": [HI], "max_tokens": 9}
+    requests: dict[str, dict[str, Any]] = {
+        "/v1/chat/completions": {
+            **chat,
+            "tools": [{"type": "function", "function": {**base, "parameters": schema}}],
+            "tool_choice": "required",
+        },
+        "/v1/messages": {
+            **chat,
+            "tools": [{**base, "input_schema": schema}],
+            "tool_choice": {"type": "any"},
+        },
+        "/v1/responses": {
+            "model": "tiny/model",
+            "input": "Hi",
+            "tools": [{"type": "function", **base, "parameters": schema}],
+            "tool_choice": "required",
+        },
+    }
+    for path, body in requests.items():
+        response = await client.http.post(path, json=body)
+        assert response.status_code == 200, response.text
+    for request in engine.submitted:
+        rule = request.grammar.text.partition("%json ")[2]
+        inner = json.loads(rule)["properties"]["a"]
+        assert inner["additionalProperties"] is False
+        assert inner["properties"] == {"b": {}}

@@ -7,6 +7,7 @@ from typing import Any
 import openai
 import pytest
 
+from engine.config import LimitsConfig
 from server.apis.shared.grammar.tool_calls import (
     ForcedCall,
     ToolCalls,
@@ -61,7 +62,7 @@ async def test_choice_of_a_function_is_forced(client, engine):
     await client.chat(functions=[WEATHER, NOW], function_call={"name": "now"})
     tools = [{"type": "function", "function": function} for function in (WEATHER, NOW)]
     calls = ToolCalls(tools, "hermes", 1, ForcedCall("now"))
-    wanted = grammar_for_tools(calls, prepared_tools(calls))
+    wanted = grammar_for_tools(calls, prepared_tools(calls, LimitsConfig()))
     assert engine.submitted[0].grammar == wanted
     await client.chat(functions=[WEATHER], function_call="none")
     assert engine.submitted[1].source.options.tools == ()

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 
@@ -21,7 +22,7 @@ from engine.draft.same_vocabulary import (
 )
 from engine.draft.suffix_index import SuffixIndex
 from engine.draft.text_sync import continuation_of, encode_behind, split_whole_characters
-from engine.draft.token_index import TokenIndex
+from engine.draft.token_index import ContinuationIndex, TokenIndex, suffixes
 from engine.draft.universal import UniversalDrafter, encode_prompt
 from engine.plan import StepPlan
 from engine.preparation import Preparation
@@ -181,7 +182,7 @@ class TestNgram:
                 return super().__getitem__(key)
 
         tokens = Watched(letters("the quick brown fox jumps over the lazy dog " * 20))
-        index = SuffixIndex(2, 4, TokenIndex(tokens, range(2, 5)))
+        index = SuffixIndex(2, 4, ContinuationIndex(tokens, range(2, 5)))
         tokens.lowest_read, length = 10**9, len(tokens)
         tokens.extend(letters("again"))
         index.extend(tokens)
@@ -196,7 +197,7 @@ class TestSharedTexts:
 
     def add(self, shared: SharedTexts, name: str, words: str) -> None:
         token_ids = letters(words)
-        shared.add(name, token_ids, SuffixIndex(2, 4, TokenIndex(token_ids, range(2, 5))))
+        shared.add(name, token_ids, SuffixIndex(2, 4, ContinuationIndex(token_ids, range(2, 5))))
 
     def finish(self, drafter: NgramDrafter, name: str, words: str) -> None:
         drafter.prepare([prepared(drafter, sequence_of(letters(words), name=name))])
@@ -238,7 +239,7 @@ class TestSharedTexts:
         self.add(shared, "a", "0123456789abcdefghij")
         assert not shared._texts
         self.add(shared, "b", "01234567")
-        assert shared.find(letters("45")) is not None
+        assert shared.find(suffixes(letters("45"), range(2, 5))) is not None
 
     def test_a_request_that_is_added_again_replaces_its_text(self) -> None:
         """A drafter that fails forgets its requests in the middle, and once more at their end."""
@@ -247,7 +248,7 @@ class TestSharedTexts:
             self.add(shared, "same", "0123456789abcdefghij"[:end])
         self.add(shared, "other", "klmnopqr")
         assert list(shared._texts) == ["same", "other"]
-        assert shared.find(letters("gh")) is not None
+        assert shared.find(suffixes(letters("gh"), range(2, 5))) is not None
 
 
 class TestSameVocabulary:
@@ -696,3 +697,18 @@ class TestLossyAcceptance:
         for steps in outputs.values():
             for entry in (entry for step in steps for entry in step.logprobs):
                 assert entry.token_id in {token_id for token_id, _, _ in entry.top}
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1, 2, 3, 50, 400, 5000])
+def test_indexes_find_what_a_scan_finds(num_tokens: int) -> None:
+    rng = np.random.default_rng(num_tokens)
+    text = rng.integers(0, 4, num_tokens).tolist()
+    every, last = (index(text, range(2, 9)) for index in (TokenIndex, ContinuationIndex))
+    for _ in range(30):
+        query = rng.integers(0, 4, 10).tolist()
+        for ngram in suffixes(query, range(2, 9)):
+            length, wanted = len(ngram.token_ids), list(ngram.token_ids)
+            assert wanted == query[-length:]
+            ends = [e for e in range(length, num_tokens + 1) if text[e - length : e] == wanted]
+            assert every.ends(ngram).tolist() == ends
+            assert last.find(ngram) == max((e for e in ends if e < num_tokens), default=None)

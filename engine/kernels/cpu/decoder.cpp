@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <stdexcept>
-#include <string>
 
 #include "pack.h"
 
@@ -24,10 +22,6 @@ constexpr int64_t kMostKvBytes = int64_t{1} << 46;
 int padded(int block_size) { return static_cast<int>(round_up(block_size, 16)); }
 
 int64_t kv_bytes(KvType type) { return type == KvType::F32 ? 4 : 2; }
-
-void require(bool ok, const char* what) {
-  if (!ok) throw std::invalid_argument(what);
-}
 
 void tiles_reaching(const float* logits, int vocab, float floor, std::vector<int>& tiles) {
   tiles.clear();
@@ -89,49 +83,6 @@ KvLayer Decoder::kv_layer(int index) const {
   kv.block_size = kv_shape_.block_size;
   kv.padded_block = padded(kv_shape_.block_size);
   return kv;
-}
-
-void Decoder::check(const Step& step) const {
-  require(step.slices > 0 && step.query_starts[0] == 0, "query_starts must begin with 0");
-  require(step.query_starts[step.slices] == step.tokens, "query_starts must end with the tokens");
-  for (int s = 0; s < step.slices; ++s) {
-    require(step.query_starts[s] < step.query_starts[s + 1] &&
-                step.query_starts[s + 1] <= step.tokens,
-            "a slice needs at least one token of the step");
-    check_slice(step, s);
-  }
-  for (int t = 0; t < step.tokens; ++t) {
-    require(step.token_ids[t] >= 0 && step.token_ids[t] < shape_.vocab, "token id out of range");
-  }
-  for (int l = 0; l < step.logits; ++l) {
-    require(step.logit_rows[l] >= 0 && step.logit_rows[l] < step.tokens,
-            "a logit row lies outside the step");
-    require(l == 0 || step.logit_rows[l] > step.logit_rows[l - 1], "logit_rows must ascend");
-  }
-  std::vector<int64_t> slots(step.slots, step.slots + step.tokens);
-  std::sort(slots.begin(), slots.end());
-  require(std::adjacent_find(slots.begin(), slots.end()) == slots.end(),
-          "two tokens have one KV slot");
-}
-
-void Decoder::check_slice(const Step& step, int slice) const {
-  const int size = kv_shape_.block_size;
-  const int32_t* table = step.block_tables + int64_t{slice} * step.table_width;
-  const int64_t blocks = ceil_div(step.context_lens[slice], size);
-  require(blocks <= step.table_width, "block_tables is too narrow for context_lens");
-  for (int64_t b = 0; b < blocks; ++b) {
-    require(table[b] >= 0 && table[b] < kv_shape_.num_blocks, "KV block out of range");
-  }
-  const int begin = step.query_starts[slice], end = step.query_starts[slice + 1];
-  for (int t = begin; t < end; ++t) {
-    const int position = step.positions[t];
-    require(position >= 0 && position < step.context_lens[slice],
-            "a position lies outside its slice's context");
-    require(t == begin || position == step.positions[t - 1] + 1,
-            "the positions of a slice must follow each other");
-    require(step.slots[t] == int64_t{table[position / size]} * size + position % size,
-            "a KV slot is not its position's in block_tables");
-  }
 }
 
 void Decoder::reserve(Rows& rows, int count, int cols, bool precise) {
@@ -416,7 +367,7 @@ void Decoder::find_likely_tiles(const float* logits, std::vector<int>& tiles) co
 }
 
 void Decoder::forward(const Step& step, float* logits) {
-  check(step);
+  check(step, shape_.vocab, kv_shape_);
   const ThreadPool::Region region(pool_);
   prepare(step);
   embed(step);

@@ -6,6 +6,7 @@
 
 #include "buffer.h"
 #include "kernels.h"
+#include "step.h"
 #include "thread_pool.h"
 
 namespace slipstream {
@@ -41,24 +42,6 @@ struct DecoderShape {
   std::vector<std::vector<float>> inverse_frequencies;  // each [head_dim / 2]
 };
 
-struct KvShape {
-  int block_size = 0;
-  int num_blocks = 0;
-  KvType type = KvType::F32;
-};
-
-// A packed step (engine.plan.PackedStep) with validated extents.
-struct Step {
-  int tokens = 0, slices = 0, logits = 0, table_width = 0;
-  const int32_t* token_ids = nullptr;
-  const int32_t* positions = nullptr;
-  const int64_t* slots = nullptr;
-  const int32_t* query_starts = nullptr;
-  const int32_t* context_lens = nullptr;
-  const int32_t* block_tables = nullptr;
-  const int32_t* logit_rows = nullptr;
-};
-
 class Decoder {
  public:
   Decoder(ThreadPool& pool, const Kernels& kernels, DecoderShape shape, KvShape kv, Matrix embedding,
@@ -91,8 +74,6 @@ class Decoder {
     int slice, kv_head, first, count;
   };
 
-  void check(const Step& step) const;
-  void check_slice(const Step& step, int slice) const;
   void reserve(Rows& rows, int count, int cols, bool precise);
   void prepare(const Step& step);
   void rope_tables(const Step& step);

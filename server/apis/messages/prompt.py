@@ -141,7 +141,10 @@ def _tool_selection(body: CountTokensRequest) -> ToolSelection:
         Tool(
             type="function",
             function=FunctionSpec(
-                name=tool.name, description=tool.description, parameters=tool.input_schema
+                name=tool.name,
+                description=tool.description,
+                parameters=tool.input_schema,
+                strict=tool.strict,
             ),
         )
         for tool in served_tools(body.tools)

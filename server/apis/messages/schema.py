@@ -115,6 +115,7 @@ class AnthropicTool(RequestModel):
     name: FunctionName
     description: str | None = None
     input_schema: dict[str, Any]
+    strict: bool | None = None
 
 
 def _tool_kind(value: Any) -> str | None:

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from engine.config import LimitsConfig
 from engine.request import GrammarSpec, Prelude, RequestError
 from server.apis.shared.grammar.constraints import Constraint, constraints, prepare_constraint
 from server.apis.shared.grammar.schema_faults import Suspect, explained
@@ -58,16 +57,11 @@ async def compile_grammar(spec: GrammarSpec, context: ServerContext, param: str)
     """Have the engine make a grammar ready.
 
     Raises:
-        RequestError: it is too large or can't be used; names `param`.
+        RequestError: it can't be used; names `param`.
     """
-    limits: LimitsConfig = context.config.limits
-    size = len(spec.text.encode())
-    if size > limits.max_schema_bytes:
-        raise RequestError(
-            f"'{param}' has {size} bytes; the limit is {limits.max_schema_bytes}.", param=param
-        )
+    limit = context.config.limits.max_schema_seconds
     try:
-        return await context.engine.compile_grammar(spec, time_limit=limits.max_schema_seconds)
+        return await context.engine.compile_grammar(spec, time_limit=limit)
     except RequestError as error:
         raise RequestError(f"Invalid value for '{param}': {error}", param=param) from error
 
@@ -112,7 +106,7 @@ async def _of_calls(
 
 
 async def _prepared_tools(calls: ToolCalls, context: ServerContext) -> list[PreparedTool]:
-    tools = await asyncio.to_thread(prepared_tools, calls)
+    tools = await asyncio.to_thread(prepared_tools, calls, context.config.limits)
     for tool in tools:
         _tell_not_enforced(tool.param, tool.not_enforced)
     return tools

@@ -12,6 +12,7 @@ from engine.request import GrammarSpec, RequestError
 from server.context import ServerContext
 from server.json_schema.keywords import SchemaError, step
 from server.json_schema.prepare import prepare_schema
+from server.json_schema.references import References
 
 _MAX_TRIALS = 40
 """Compilations spent on looking for the part."""
@@ -74,10 +75,15 @@ class _Trials:
 
 async def _located(trials: _Trials, suspect: Suspect, reason: str) -> RequestError:
     place, part = "", suspect.schema
+    references = References(suspect.schema)
+    seen = {place}
     found = True
     while found:
         found = False
-        for pointer, inner in _parts(part, place):
+        for pointer, inner in _parts(part, place, references):
+            if pointer in seen:
+                continue
+            seen.add(pointer)
             inner_reason = await trials.fault(suspect, pointer)
             if inner_reason is not None:
                 place, part, reason, found = pointer, inner, inner_reason, True
@@ -89,8 +95,15 @@ async def _located(trials: _Trials, suspect: Suspect, reason: str) -> RequestErr
     )
 
 
-def _parts(schema: Mapping[str, Any], pointer: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The schemas in a schema, one level down."""
+def _parts(
+    schema: Mapping[str, Any], pointer: str, references: References
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The schemas in a schema, one level down, and what it refers to."""
+    if "$ref" in schema:
+        target = references.pointer_of(schema["$ref"], pointer)
+        meant = references.at(target, pointer)
+        if isinstance(meant, Mapping):
+            yield target, meant
     for key in _BY_NAME:
         members = schema.get(key)
         if isinstance(members, Mapping):

@@ -7,10 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import pydantic_core
+
+from engine.config import LimitsConfig
 from engine.request import GrammarSpec, Prelude, RequestError
 from server.apis.shared.schema.tools import NamedToolChoice
 from server.json_schema.keywords import SchemaError
 from server.json_schema.prepare import prepare_schema
+from server.limits import check_size
 from server.parsing import hermes
 from server.parsing.answer import CallForm
 
@@ -99,17 +103,24 @@ def forced_call(choice: str | NamedToolChoice | None) -> ForcedCall | None:
     return ForcedCall() if choice == "required" else None
 
 
-def prepared_tools(calls: ToolCalls) -> list[PreparedTool]:
+def prepared_tools(calls: ToolCalls, limits: LimitsConfig) -> list[PreparedTool]:
     """The tools that the answer may call.
 
     Raises:
-        RequestError: the schema of one is none; names the tool and the place.
+        RequestError: their schemas are too large together, or one is none; names the tool and
+            the place.
     """
     name = None if calls.forced is None else calls.forced.name
-    return [
-        _prepared(tool["function"], f"tools.{number}.function.parameters")
+    called = {
+        number: tool["function"]
         for number, tool in enumerate(calls.tools)
         if name in (None, tool["function"]["name"])
+    }
+    schemas = [function.get("parameters") for function in called.values()]
+    check_size(pydantic_core.to_json(schemas), limits, "tools")
+    return [
+        _prepared(function, f"tools.{number}.function.parameters")
+        for number, function in called.items()
     ]
 
 

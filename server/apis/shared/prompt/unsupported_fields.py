@@ -73,7 +73,6 @@ UNSUPPORTED_MESSAGES: Mapping[str, NoOps] = {
     **UNSUPPORTED_ANYWHERE,
     # Anthropic's API has its own way to ask for JSON.
     **dict.fromkeys(StructuredFields.model_fields, ()),
-    "format": ("",),
     "response_format": ({"type": "text"},),
     "container": (),
     "mcp_servers": ([],),

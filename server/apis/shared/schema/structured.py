@@ -136,7 +136,7 @@ def _plain_format_kind(value: Any) -> str | None:
 
 
 PlainFormat = Annotated[
-    Annotated[Literal["json", ""], Tag("<name>")] | Annotated[dict[str, Any], Tag("<schema>")],
+    Annotated[Literal["json"], Tag("<name>")] | Annotated[dict[str, Any], Tag("<schema>")],
     Discriminator(
         _plain_format_kind,
         custom_error_type="format_type",
