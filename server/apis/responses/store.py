@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import pydantic_core
 from cachetools import LRUCache
-
-from server.apis.shared.prompt.message_builder import Message
 
 MAX_RESPONSES = 1000
 MAX_BYTES = 64 << 20
@@ -17,7 +16,7 @@ MAX_BYTES = 64 << 20
 class StoredResponse:
     body: bytes
     """The response as it was sent, in JSON."""
-    messages: tuple[Message, ...]
+    messages: tuple[dict[str, Any], ...]
     """The conversation up to and with the answer, without instructions."""
     num_bytes: int = field(init=False)
 
