@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -55,6 +56,7 @@ def make_core(
     prefill_chunk: int = 16,
     prefix_cache: bool = True,
     grammars: Grammars | None = None,
+    drafter_clock: Callable[[], float] = time.monotonic,
 ) -> EngineCore:
     ticks = itertools.count()
     clock = lambda: float(next(ticks))  # noqa: E731
@@ -69,7 +71,7 @@ def make_core(
             prefill_chunk=prefill_chunk,
             clock=clock,
         ),
-        speculator=Speculator(drafters, policy or FixedPolicy(draft_length)),
+        speculator=Speculator(drafters, policy or FixedPolicy(draft_length), clock=drafter_clock),
         limits=ModelLimits(runner.num_blocks * runner.block_size, runner.info.vocab_size),
         clock=clock,
         grammars=grammars,

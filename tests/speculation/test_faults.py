@@ -60,8 +60,7 @@ class SickDrafter:
 
 
 def run(core_drafters: list[SickDrafter], clock: Clock) -> tuple[Speculator, list[int]]:
-    core = make_core(MockRunner(), drafters=core_drafters)
-    core.speculator = Speculator(core_drafters, FixedPolicy(5), clock=clock)
+    core = make_core(MockRunner(), drafters=core_drafters, drafter_clock=clock)
     return core.speculator, tokens_of(
         run_all(core, [make_request([1, 2], "a", max_tokens=40)])["a"]
     )
@@ -89,8 +88,7 @@ def test_drafter_that_fails_for_good_is_put_aside_and_told_of(
 
 def test_drafter_that_recovers_is_used_again() -> None:
     drafter, clock = SickDrafter(), Clock()
-    core = make_core(MockRunner(), drafters=[drafter])
-    core.speculator = Speculator([drafter], FixedPolicy(5), clock=clock)
+    core = make_core(MockRunner(), drafters=[drafter], drafter_clock=clock)
     core.add(make_request([1, 2], "a", max_tokens=60))
     tokens = []
     for step in range(60):
