@@ -230,7 +230,7 @@ class EngineCore:
         chunk = decided.chunk
         if decided.result.error != INVALID_LOGITS or not chunk.num_draft:
             return decided
-        self.speculator.blame({proposals[chunk.request_id].drafter})
+        self.speculator.record_failure({proposals[chunk.request_id].drafter})
         (again,) = self._isolator.run(StepPlan((without_draft(chunk),))).decided
         return again
 
@@ -243,7 +243,7 @@ class EngineCore:
         self.metrics.step_failures += step.num_failures
         if step.draft_at_fault:
             drafted = [chunk.request_id for chunk in plan.chunks if chunk.num_draft]
-            self.speculator.blame({proposals[request_id].drafter for request_id in drafted})
+            self.speculator.record_failure({proposals[r].drafter for r in drafted})
 
     def _require_working(self, outputs: Sequence[RequestOutput]) -> None:
         """Raise unless the target can compute a token of nobody's: then the requests were at fault.

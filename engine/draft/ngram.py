@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from cachetools import FIFOCache
 
-from engine.draft.drafter import NO_DRAFT, Draft, DraftRequest
+from engine.draft.drafter import NO_DRAFT, Draft, DrafterResources, DraftRequest, FreeDrafter
 from engine.draft.suffix_index import SuffixIndex
 from engine.draft.token_index import TokenIndex
 from engine.request import GenerationRequest
@@ -52,11 +52,10 @@ class SharedTexts:
         return best
 
 
-class NgramDrafter:
+class NgramDrafter(FreeDrafter):
     """Drafts from the request's own prompt and output; costs no model pass."""
 
     name = "ngram"
-    cost = None
 
     def __init__(
         self, *, min_match: int, max_match: int, shared: SharedTexts | None = None
@@ -66,20 +65,18 @@ class NgramDrafter:
         self._shared = shared
         self._indexes: dict[str, tuple[TokenSequence, SuffixIndex]] = {}
 
-    def warm_up(self) -> None: ...
+    @classmethod
+    def create(cls, resources: DrafterResources) -> NgramDrafter:
+        speculation = resources.speculation
+        longest = speculation.ngram_max
+        shared = None
+        if speculation.ngram_shared:
+            shared = SharedTexts(max_tokens=speculation.ngram_shared_tokens, max_match=longest)
+        return cls(min_match=speculation.ngram_min, max_match=longest, shared=shared)
 
     def preprocess(self, request: GenerationRequest, prediction_ids: Sequence[int]) -> TokenIndex:
         lengths = range(self._min_match, self._max_match + 1)
         return TokenIndex(request.prompt_token_ids, lengths)
-
-    def backlog(self, sequence: TokenSequence) -> int:
-        return 0
-
-    def can_draft(self, sequence: TokenSequence) -> bool:
-        return True
-
-    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        return [self._propose(request) for request in requests]
 
     def prepare(self, sequences: Sequence[TokenSequence]) -> None:
         for sequence in sequences:
@@ -91,7 +88,7 @@ class NgramDrafter:
             sequence, index = entry
             self._shared.add(request_id, sequence.token_ids, index)
 
-    def _propose(self, request: DraftRequest) -> Draft:
+    def propose_one(self, request: DraftRequest) -> Draft:
         token_ids = request.sequence.token_ids
         found = self._index(request.sequence).find(token_ids)
         own_length = found[1] if found else 0
