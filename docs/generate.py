@@ -21,6 +21,7 @@ sys.path.insert(0, str(FOLDER.parent))
 from prometheus_client.metrics_core import Metric  # noqa: E402
 
 from engine.config import Config  # noqa: E402
+from engine.draft.table import DRAFTERS, DrafterEntry  # noqa: E402
 from engine.figures import DrafterMetrics, EngineMetrics  # noqa: E402
 from engine.request import NO_ADVICE  # noqa: E402
 from engine.serving.async_engine import AsyncEngine, EngineState  # noqa: E402
@@ -140,6 +141,19 @@ def _key(name: str, schema: Schema, definitions: Mapping[str, Schema]) -> tuple[
     )
 
 
+def drafters() -> str:
+    """Every drafter."""
+    rows = [
+        (f"`{name}`", entry.proposes, _needs(entry), entry.good_for)
+        for name, entry in DRAFTERS.items()
+    ]
+    return table(("drafter", "proposes", "needs", "good for"), rows)
+
+
+def _needs(entry: DrafterEntry) -> str:
+    return entry.needs if entry.model_key is None else f"`{entry.model_key}`"
+
+
 def _openapi() -> dict[str, Any]:
     return create_app(cast("AsyncEngine", IdleEngine()), Config()).openapi()
 
@@ -213,7 +227,7 @@ def metrics() -> str:
 
 
 PARTS: Mapping[str, Callable[[], str]] = {
-    part.__name__: part for part in (configuration, endpoints, fields, refused, metrics)
+    part.__name__: part for part in (configuration, drafters, endpoints, fields, refused, metrics)
 }
 
 

@@ -14,6 +14,7 @@ ROOT = Path(__file__).parent.parent
 MAX_LINES = 450
 
 LAYERS: tuple[frozenset[str], ...] = (
+    frozenset({"draft.table"}),
     frozenset({"fault", "request", "figures", "config", "serving.pace"}),
     frozenset(
         {
@@ -139,7 +140,7 @@ SERVER_MAY_IMPORT = frozenset(
     }
 )
 NOT_IN_ENGINE = frozenset({"server", "loadtest", "fastapi", "starlette", "prometheus_client"})
-TORCH_FREE = ("request", "plan", "scheduling.scheduler", "serving.admission")
+TORCH_FREE = ("request", "plan", "config", "scheduling.scheduler", "serving.admission")
 HEAVY = frozenset({"torch", "transformers"})
 
 Graph = Mapping[str, frozenset[str]]

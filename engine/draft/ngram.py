@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from cachetools import FIFOCache
 
-from engine.draft.drafter import NO_DRAFT, Draft, DraftRequest
+from engine.draft.drafter import NO_DRAFT, Draft, DrafterResources, DraftRequest, FreeDrafter
 from engine.draft.suffix_index import SuffixIndex
 from engine.draft.token_index import ContinuationIndex, Ngram, suffixes
 from engine.request import GenerationRequest
@@ -52,11 +52,10 @@ class SharedTexts:
         return best
 
 
-class NgramDrafter:
+class NgramDrafter(FreeDrafter):
     """Drafts from the request's own prompt and output; costs no model pass."""
 
     name = "ngram"
-    cost = None
 
     def __init__(
         self, *, min_match: int, max_match: int, shared: SharedTexts | None = None
@@ -67,21 +66,19 @@ class NgramDrafter:
         self._shared = shared
         self._indexes: dict[str, tuple[TokenSequence, SuffixIndex]] = {}
 
-    def warm_up(self) -> None: ...
+    @classmethod
+    def create(cls, resources: DrafterResources) -> NgramDrafter:
+        speculation = resources.speculation
+        longest = speculation.ngram_max
+        shared = None
+        if speculation.ngram_shared:
+            shared = SharedTexts(max_tokens=speculation.ngram_shared_tokens, max_match=longest)
+        return cls(min_match=speculation.ngram_min, max_match=longest, shared=shared)
 
     def preprocess(
         self, request: GenerationRequest, prediction_ids: Sequence[int]
     ) -> ContinuationIndex:
         return ContinuationIndex(request.prompt_token_ids, self._lengths)
-
-    def backlog(self, sequence: TokenSequence) -> int:
-        return 0
-
-    def can_draft(self, sequence: TokenSequence) -> bool:
-        return True
-
-    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        return [self._propose(request) for request in requests]
 
     def prepare(self, sequences: Sequence[TokenSequence]) -> None:
         for sequence in sequences:
@@ -93,7 +90,7 @@ class NgramDrafter:
             sequence, index = entry
             self._shared.add(request_id, sequence.token_ids, index)
 
-    def _propose(self, request: DraftRequest) -> Draft:
+    def propose_one(self, request: DraftRequest) -> Draft:
         token_ids = request.sequence.token_ids
         ngrams = suffixes(token_ids, self._lengths)
         found = self._index(request.sequence).find(ngrams)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections import OrderedDict
 
+from cachetools import LRUCache
 from llguidance import LLMatcher, LLTokenizer
 
 from engine.request import GrammarSpec
@@ -35,8 +35,9 @@ class Grammars:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._end_ids = frozenset(tokenizer.eos_ids)
-        self._compiled: OrderedDict[GrammarSpec, CompiledGrammar] = OrderedDict()
-        self._num_cached_bytes = 0
+        self._compiled = LRUCache[GrammarSpec, CompiledGrammar](
+            _MAX_CACHED_BYTES, lambda compiled: len(compiled.spec.text)
+        )
         self._lock = threading.Lock()
         self._matchers: dict[str, GrammarMatcher] = {}
 
@@ -78,10 +79,7 @@ class Grammars:
     def known(self, spec: GrammarSpec) -> CompiledGrammar | None:
         """A grammar that is still kept ready."""
         with self._lock:
-            known = self._compiled.get(spec)
-            if known is not None:
-                self._compiled.move_to_end(spec)
-            return known
+            return self._compiled.get(spec)
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
         """Make a grammar ready, however long that takes.
@@ -123,18 +121,15 @@ class Grammars:
     def _renew(self, spec: GrammarSpec) -> LLMatcher:
         """A new compilation, for one request only; the one that was kept has broken."""
         with self._lock:
-            if self._compiled.pop(spec, None) is not None:
-                self._num_cached_bytes -= len(spec.text)
+            self._compiled.pop(spec, None)
         return start_of(spec, self._vocabulary)
 
     def _keep(self, compiled: CompiledGrammar) -> None:
+        """Keep it, in place of the least recently used; one of too much text is not kept."""
         spec = compiled.spec
         with self._lock:
-            if spec not in self._compiled:
-                self._compiled[spec] = compiled
-                self._num_cached_bytes += len(spec.text)
-            while len(self._compiled) > 1 and (
-                len(self._compiled) > _MAX_CACHED or self._num_cached_bytes > _MAX_CACHED_BYTES
-            ):
-                oldest, _ = self._compiled.popitem(last=False)
-                self._num_cached_bytes -= len(oldest.text)
+            if spec in self._compiled or len(spec.text) > _MAX_CACHED_BYTES:
+                return
+            while len(self._compiled) >= _MAX_CACHED:
+                self._compiled.popitem()
+            self._compiled[spec] = compiled

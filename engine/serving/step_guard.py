@@ -61,7 +61,9 @@ class StepGuard:
         self._accounting.metrics.step_failures += step.num_failures
         if step.draft_at_fault:
             drafted = [chunk.request_id for chunk in plan.chunks if chunk.num_draft]
-            self._speculator.blame({proposals[request_id].drafter for request_id in drafted})
+            self._speculator.record_failure(
+                {proposals[request_id].drafter for request_id in drafted}
+            )
         if not step.num_failures:
             self._speculator.observe_step(plan.num_tokens, seconds)
         return [self._without_bad_draft(decided, proposals) for decided in step.decided]
@@ -99,6 +101,6 @@ class StepGuard:
         chunk = decided.chunk
         if decided.result.error != INVALID_LOGITS or not chunk.num_draft:
             return decided
-        self._speculator.blame({proposals[chunk.request_id].drafter})
+        self._speculator.record_failure({proposals[chunk.request_id].drafter})
         (again,) = self._isolator.run(StepPlan((chunk.with_draft(0),))).decided
         return again

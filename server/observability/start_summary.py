@@ -53,10 +53,12 @@ def startup_text(summary: EngineSummary, config: Config) -> str:
     kv_cache = f"{target.kv_tokens} tokens in {_size(target.kv_bytes)}; requests that fit: {room}"
     drafters = f"{', '.join(summary.drafters) or 'none'}; policy {config.speculation.policy}"
     sampling = ", ".join(f"{name}={value:g}" for name, value in _advised(summary).items())
-    references = {"universal": config.draft, "model": config.model_draft}
     rows = [
         ("model", _model(target)),
-        *((f"draft ({d})", f"{references[d]}: {_model(m)}") for d, m in summary.drafts.items()),
+        *(
+            (f"draft ({name})", f"{config.draft_model_of(name)}: {_model(draft)}")
+            for name, draft in summary.drafts.items()
+        ),
         ("device", _device(target)),
         ("context", f"{summary.max_context} tokens of prompt and output"),
         ("KV cache", kv_cache),

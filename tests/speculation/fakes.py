@@ -11,12 +11,13 @@ import torch
 from engine.models.runner import ModelInfo
 from engine.plan import StepPlan
 from engine.request import ANSWER_NEXT, ChatOptions, RequestError
+from engine.text.byte_tokens import ByteTokens
 from tests.engine.mock_model import MockRunner
 
 END = b"<end>"
 
 
-class FakeTokenizer:
+class FakeTokenizer(ByteTokens):
     """Longest match first over given pieces; a byte-exact `TextTokenizer` without files."""
 
     def __init__(
@@ -75,20 +76,6 @@ class FakeTokenizer:
         if not self._template:
             raise RequestError("this template refuses the messages", param="messages")
         return self.encode("".join(self._template.format(**message) for message in messages))
-
-    def bytes_of(self, ids: Iterable[int]) -> bytes:
-        return b"".join([self.token_bytes[i] for i in ids])
-
-    def decode(self, ids: Iterable[int]) -> str:
-        return self.bytes_of(i for i in ids if i not in self.special_ids).decode(errors="replace")
-
-    def index_at_byte(self, ids: Sequence[int], offset: int) -> int:
-        position = 0
-        for index, token_id in enumerate(ids):
-            if position >= offset:
-                return index if position == offset else -1
-            position += len(self.token_bytes[token_id])
-        return len(ids) if position == offset else -1
 
 
 class TableRunner:

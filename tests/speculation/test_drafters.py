@@ -11,23 +11,24 @@ import pytest
 import torch
 
 from engine.config import Config
-from engine.draft.draft_model import DraftModel, DraftWish
+from engine.draft.draft_model import DraftLimits, DraftModel
+from engine.draft.draft_prompt import encode_draft_prompt
 from engine.draft.drafter import Drafter, DraftRequest
 from engine.draft.ngram import NgramDrafter, SharedTexts
 from engine.draft.predicted import PredictedDrafter
+from engine.draft.reencoding import continuation_of, encode_behind, split_whole_characters
 from engine.draft.same_vocabulary import (
-    ModelDrafter,
+    SameVocabularyDrafter,
     VocabularyMismatchError,
     check_same_vocabulary,
 )
 from engine.draft.suffix_index import SuffixIndex
-from engine.draft.text_sync import continuation_of, encode_behind, split_whole_characters
 from engine.draft.token_index import ContinuationIndex, TokenIndex, suffixes
-from engine.draft.universal import UniversalDrafter, encode_prompt
+from engine.draft.universal import UniversalDrafter
 from engine.plan import StepPlan
 from engine.preparation import Preparation
 from engine.request import ChatPrompt, SpeculationParams, TextPrompt
-from engine.sampling.coupling import CoupledChooser, InvalidDraftLogitsError
+from engine.sampling.coupling import CoupledSampler, InvalidDraftLogitsError
 from engine.scheduling.sequence import TokenSequence
 from engine.text.alignment import aligned_ids, overlap
 from tests.engine.helpers import make_request, run_all, tokens_of
@@ -158,12 +159,12 @@ class TestNgram:
         assert self.draft("abcabc", length=9) == "abcabcabc"
         assert self.draft("x: aaaa", length=5) == "aaaaa"
 
-    def test_grade_is_the_length_of_the_match(self) -> None:
+    def test_acceptance_class_is_the_length_of_the_match(self) -> None:
         drafter = NgramDrafter(min_match=2, max_match=4)
-        for prompt, grade in (("abX ab", 2), ("abcdeX abcde", 4)):
+        for prompt, acceptance_class in (("abX ab", 2), ("abcdeX abcde", 4)):
             sequence = prepared(drafter, sequence_of(letters(prompt), name=prompt))
             (draft,) = drafter.propose([DraftRequest(sequence, 4)])
-            assert draft.grade == grade
+            assert draft.acceptance_class == acceptance_class
 
     def test_index_grows_with_the_output(self) -> None:
         drafter = NgramDrafter(min_match=2, max_match=4)
@@ -262,7 +263,7 @@ class TestSameVocabulary:
         pieces[40], pieces[41] = pieces[41], pieces[40]
         swapped = FakeTokenizer(pieces)
         with pytest.raises(VocabularyMismatchError, match=r"token 40 is b'I'.* b'H'"):
-            ModelDrafter(draft_model(TARGET, LETTERS), swapped, LETTER_TOKENIZER)
+            SameVocabularyDrafter(draft_model(TARGET, LETTERS), swapped, LETTER_TOKENIZER)
 
     def test_more_tokens_that_mean_something_are_refused(self) -> None:
         longer = FakeTokenizer([*LETTER_TOKENIZER.token_bytes, b"", b"extra"])
@@ -361,9 +362,9 @@ class ScriptedModel(DraftModel):
         self.script = list(script)
         self.contexts: list[list[int]] = []
 
-    def draft(self, requests: Any, wishes: Sequence[DraftWish], *_: Any) -> list[list[int]]:
+    def draft(self, requests: Any, limits: Sequence[DraftLimits], *_: Any) -> list[list[int]]:
         self.contexts = [list(tokens.token_ids) for tokens in requests]
-        drafted = [self.script[: wish.length] for wish in wishes]
+        drafted = [self.script[: limit.max_tokens] for limit in limits]
         for tokens, ids in zip(requests, drafted, strict=True):
             tokens.token_ids.extend(ids)
         return drafted
@@ -466,7 +467,7 @@ class TestUniversal:
     def test_chat_goes_through_the_drafts_own_template(self) -> None:
         chat = ChatPrompt(({"role": "user", "content": "hi"},))
         own = FakeTokenizer(BYTES, template="[{role}] {content}")
-        assert bytes(encode_prompt(chat, own)) == b"[user] hi"
+        assert bytes(encode_draft_prompt(chat, own)) == b"[user] hi"
 
     @pytest.mark.parametrize("template", [None, ""], ids=["no template", "refused"])
     def test_plain_conversation_where_the_template_does_not_serve(
@@ -474,7 +475,7 @@ class TestUniversal:
     ) -> None:
         chat = ChatPrompt(({"role": "user", "content": "hi"},))
         other = FakeTokenizer(BYTES, template=template)
-        assert bytes(encode_prompt(chat, other)) == b"user: hi\n\nassistant: "
+        assert bytes(encode_draft_prompt(chat, other)) == b"user: hi\n\nassistant: "
 
     def test_prompt_with_ids_the_draft_model_lacks_gets_no_drafts(self) -> None:
         """An added token beyond the embedding, as Gemma's tokenizer has one."""
@@ -486,8 +487,8 @@ class TestUniversal:
         assert not drafter.can_draft(sequence)
 
 
-def chooser(sequence: TokenSequence) -> CoupledChooser:
-    return CoupledChooser([sequence])
+def sampler(sequence: TokenSequence) -> CoupledSampler:
+    return CoupledSampler([sequence])
 
 
 class TestDraftModel:
@@ -497,7 +498,7 @@ class TestDraftModel:
 
     def continue_(self, model: DraftModel, tokens: Any, length: int = 4) -> list[int]:
         sequence = sequence_of(tokens.token_ids)
-        (drafted,) = model.draft([tokens], [DraftWish(length)], chooser(sequence), frozenset())
+        (drafted,) = model.draft([tokens], [DraftLimits(length)], sampler(sequence), frozenset())
         return drafted
 
     def rows(self, runner: RecordingRunner) -> int:
@@ -506,26 +507,26 @@ class TestDraftModel:
     def test_equal_prefixes_are_computed_once(self) -> None:
         model, runner = self.model()
         prompt = TARGET.encode("abcdefgh" * 2 + "aceg")
-        first = model.start(model.read(prompt))
+        first = model.start(model.prepare_prompt(prompt))
         answer = self.continue_(model, first, 1)
         assert self.rows(runner) == len(prompt)
-        second = model.start(model.read(prompt))
+        second = model.start(model.prepare_prompt(prompt))
         assert self.continue_(model, second, 1) == answer
         assert self.rows(runner) <= runner.block_size
-        model.drop(first)
-        model.drop(second)
+        model.free(first)
+        model.free(second)
         assert model.pool.num_free == model.pool.num_blocks
-        assert model.start(model.read(prompt)).num_computed > 0
+        assert model.start(model.prepare_prompt(prompt)).num_computed > 0
 
     def test_rewriting_keeps_what_stays_the_same(self) -> None:
         model, _ = self.model()
-        tokens = model.start(model.read(TARGET.encode("abab")))
+        tokens = model.start(model.prepare_prompt(TARGET.encode("abab")))
         drafted = self.continue_(model, tokens)
         length = len(tokens.token_ids)
         kept = tokens.token_ids[:-2]
         tokens.rewrite(0, [*kept, drafted[0]])
         assert tokens.num_computed >= len(kept) - 1
-        assert tokens.num_missing <= 2
+        assert tokens.num_uncomputed_tokens <= 2
         self.continue_(model, tokens, 1)
         assert len(tokens.token_ids) == length
 
@@ -535,8 +536,8 @@ class TestDraftModel:
         alone = []
         for prompt in prompts:
             fresh, _ = self.model()
-            alone.append(self.continue_(fresh, fresh.start(fresh.read(prompt))))
-        holders = [model.start(model.read(prompt)) for prompt in prompts]
+            alone.append(self.continue_(fresh, fresh.start(fresh.prepare_prompt(prompt))))
+        holders = [model.start(model.prepare_prompt(prompt)) for prompt in prompts]
         first_time = [self.continue_(model, holder) for holder in holders]
         assert first_time == alone
         assert not holders[0].block_ids
@@ -550,21 +551,21 @@ class TestDraftModel:
     def test_no_draft_when_the_others_of_the_step_need_the_blocks(self) -> None:
         model, _ = self.model(num_blocks=8)
         prompts = [TARGET.encode(letter * 20) for letter in "abc"]
-        holders = [model.start(model.read(prompt)) for prompt in prompts]
+        holders = [model.start(model.prepare_prompt(prompt)) for prompt in prompts]
         sequences = [sequence_of(prompt) for prompt in prompts]
-        drafted = model.draft(holders, [DraftWish(4)] * 3, CoupledChooser(sequences), frozenset())
+        drafted = model.draft(holders, [DraftLimits(4)] * 3, CoupledSampler(sequences), frozenset())
         assert [len(ids) for ids in drafted] == [4, 0, 0]
         model.pool.check_integrity()
 
     def test_long_prompts_are_caught_up_with_over_several_steps(self) -> None:
         model, runner = self.model(max_step_tokens=8)
         prompt = TARGET.encode("ah" * 16)
-        tokens = model.start(model.read(prompt))
-        assert model.exceeds_step(tokens)
+        tokens = model.start(model.prepare_prompt(prompt))
+        assert model.needs_prefill(tokens)
         assert self.continue_(model, tokens) == []
         passes = 0
-        while model.exceeds_step(tokens):
-            model.catch_up([tokens])
+        while model.needs_prefill(tokens):
+            model.prefill([tokens])
             assert self.rows(runner) <= 8
             passes += 1
         assert passes == -(-len(prompt) // 8) - 1
@@ -573,15 +574,15 @@ class TestDraftModel:
     def test_drafting_stops_at_a_stop_token_and_below_the_certainty(self) -> None:
         model, _ = self.model()
         prompt = TARGET.encode("abab")
-        free = self.continue_(model, model.start(model.read(prompt)), 6)
-        tokens, sequence = model.start(model.read(prompt)), sequence_of(prompt)
-        wishes = [DraftWish(6)]
-        (stopped,) = model.draft([tokens], wishes, chooser(sequence), frozenset({free[2]}))
+        free = self.continue_(model, model.start(model.prepare_prompt(prompt)), 6)
+        tokens, sequence = model.start(model.prepare_prompt(prompt)), sequence_of(prompt)
+        limits = [DraftLimits(6)]
+        (stopped,) = model.draft([tokens], limits, sampler(sequence), frozenset({free[2]}))
         assert stopped == free[: free.index(free[2]) + 1]
         (unsure,) = model.draft(
-            [model.start(model.read(prompt))],
-            [DraftWish(6, least_certainty=1.1)],
-            chooser(sequence),
+            [model.start(model.prepare_prompt(prompt))],
+            [DraftLimits(6, min_confidence=1.1)],
+            sampler(sequence),
             frozenset(),
         )
         assert unsure == free[:1]
@@ -590,7 +591,9 @@ class TestDraftModel:
         """A NaN of one request stays its own: the others' drafts are from clean blocks."""
         model, runner = self.model()
         prompts = [TARGET.encode("abcdefgh" * 2), TARGET.encode("hgfedcba" * 2)]
-        clean = [self.continue_(model, model.start(model.read(prompt))) for prompt in prompts]
+        clean = [
+            self.continue_(model, model.start(model.prepare_prompt(prompt))) for prompt in prompts
+        ]
         spoilt, spared = (TARGET.encode(text * 2) for text in ("aceg" * 2, "gaca" * 2))
         execute = runner.execute
 
@@ -599,22 +602,22 @@ class TestDraftModel:
             logits[0, 3] = torch.nan
             return logits
 
-        holders = [model.start(model.read(prompt)) for prompt in (spoilt, spared)]
-        model.catch_up(holders)
+        holders = [model.start(model.prepare_prompt(prompt)) for prompt in (spoilt, spared)]
+        model.prefill(holders)
         assert all(holder.num_published for holder in holders)
         runner.execute = spoil  # type: ignore[method-assign]
         sequences = [sequence_of(prompt) for prompt in (spoilt, spared)]
         with pytest.raises(InvalidDraftLogitsError, match="invalid logits") as raised:
-            model.draft(holders, [DraftWish(4)] * 2, CoupledChooser(sequences), frozenset())
+            model.draft(holders, [DraftLimits(4)] * 2, CoupledSampler(sequences), frozenset())
         assert raised.value.rows == (0,)
         for holder in holders:
-            model.drop(holder)
+            model.free(holder)
         model.pool.check_integrity()
         runner.execute = execute  # type: ignore[method-assign]
-        cached = [model.start(model.read(p)).num_computed > 0 for p in (spoilt, spared)]
+        cached = [model.start(model.prepare_prompt(p)).num_computed > 0 for p in (spoilt, spared)]
         assert cached == [False, True]
         for prompt, expected in zip(prompts, clean, strict=True):
-            tokens = model.start(model.read(prompt))
+            tokens = model.start(model.prepare_prompt(prompt))
             assert tokens.num_computed > 0, "what others computed still is"
             assert self.continue_(model, tokens) == expected
 
@@ -625,10 +628,10 @@ class TestDraftModel:
         assert (small.has_room(16), small.has_room(17)) == (True, False)
 
 
-class TestModelDrafter:
+class TestSameVocabularyDrafter:
     def test_ids_that_only_the_target_has_end_drafting(self) -> None:
         """A padded target may be given, or sample, an id that the draft has no embedding for."""
-        drafter = ModelDrafter(draft_model(TARGET, LETTERS), TARGET, TARGET)
+        drafter = SameVocabularyDrafter(draft_model(TARGET, LETTERS), TARGET, TARGET)
         good = sequence_of(TARGET.encode("abab"), name="good")
         bad = sequence_of([*TARGET.encode("abab"), len(TARGET.token_bytes) + 7], name="bad")
         for sequence in (good, bad):
