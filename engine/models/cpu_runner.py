@@ -12,9 +12,10 @@ import torch
 
 from engine.config import Quantization
 from engine.kernels import load_native, native_available
+from engine.models.architectures import LAYER_MATRICES
 from engine.models.decoder_spec import DecoderSpec, decoder_spec
 from engine.models.gguf import hf_folder
-from engine.models.packing import PackedWeights, packed_weights
+from engine.models.packing import Floats, PackedWeights, packed_weights
 from engine.models.runner import KvBudget, ModelInfo, UnsupportedModelError
 from engine.models.source import ModelFiles
 from engine.plan import StepPlan, pack
@@ -22,10 +23,8 @@ from engine.plan import StepPlan, pack
 if TYPE_CHECKING:
     from engine.kernels._native import PackedMatrix
 
-_KV_TYPES = {"float32": 0, "bfloat16": 1}
-_LAYER_PARTS = ("q", "k", "v", "o", "gate", "up", "down", "attention_norm", "mlp_norm")
-_OPTIONAL_LAYER_PARTS = ("q_norm", "k_norm", "post_attention_norm", "post_mlp_norm")
-_BIASES = tuple(f"{part}_bias" for part in ("q", "k", "v", "o", "gate", "up", "down"))
+_KV_TYPES = {"float32": "F32", "bfloat16": "BF16"}
+"""Names in the extension's `KvType`."""
 
 
 class CpuRunner:
@@ -50,7 +49,8 @@ class CpuRunner:
             UnsupportedModelError: weights and config do not belong together; names the tensor.
         """
         native = load_native()
-        kv_type = _KV_TYPES[kv_dtype]
+        name = spec.architecture.class_name
+        kv_type = native.KvType[_KV_TYPES[kv_dtype]]
         shape = spec.native_shape()
         block_bytes = native.kv_block_bytes(shape, len(spec.layers), budget.block_size, kv_type)
         bytes_per_token = -(-block_bytes // budget.block_size)
@@ -69,11 +69,11 @@ class CpuRunner:
                 kv_type,
             )
         except ValueError as error:
-            raise UnsupportedModelError(f"{spec.architecture} can't be served: {error}") from error
+            raise UnsupportedModelError(f"{name} can't be served: {error}") from error
         copied = spec.tied and {"embedding", "head"} <= weights.matrices.keys()
         self._logits = np.empty((0, spec.vocab), np.float32)
         self._info = ModelInfo(
-            architecture=spec.architecture,
+            architecture=name,
             num_parameters=weights.num_parameters - (spec.vocab * spec.hidden if copied else 0),
             vocab_size=spec.vocab,
             max_context=spec.max_context,
@@ -162,9 +162,15 @@ def _matrix(weights: PackedWeights, name: str) -> PackedMatrix:
     return packed.native()
 
 
+def _vector(weights: PackedWeights, name: str) -> Floats:
+    vector = weights.vectors.get(name)
+    if vector is None:
+        raise UnsupportedModelError(f"the weights lack {name}")
+    return vector
+
+
 def _top_weights(spec: DecoderSpec, weights: PackedWeights) -> dict[str, Any]:
-    if "final_norm" not in weights.vectors:
-        raise UnsupportedModelError("the weights lack final_norm")
+    final_norm = _vector(weights, "final_norm")
     top = {
         name: _matrix(weights, name) for name in ("embedding", "head") if name in weights.matrices
     }
@@ -174,7 +180,7 @@ def _top_weights(spec: DecoderSpec, weights: PackedWeights) -> dict[str, Any]:
     for name in ("embedding", "head"):
         if name not in top:
             raise UnsupportedModelError(f"the weights lack {name}")
-    return top | {"final_norm": weights.vectors["final_norm"]}
+    return top | {"final_norm": final_norm}
 
 
 def _layer_weights(spec: DecoderSpec, weights: PackedWeights, index: int) -> dict[str, Any]:
@@ -182,10 +188,11 @@ def _layer_weights(spec: DecoderSpec, weights: PackedWeights, index: int) -> dic
         "window": spec.layers[index].window,
         "rope_table": spec.layers[index].rope_table,
     }
-    for part in (*_LAYER_PARTS, *_OPTIONAL_LAYER_PARTS, *_BIASES):
-        name = f"{index}.{part}"
-        if name in weights.vectors:
-            parts[part] = weights.vectors[name]
-        elif part in _LAYER_PARTS:
-            parts[part] = _matrix(weights, name)
+    for part in spec.architecture.layout.norms:
+        parts[part] = _vector(weights, f"{index}.{part}")
+    for part in LAYER_MATRICES:
+        parts[part] = _matrix(weights, f"{index}.{part}")
+        bias = weights.vectors.get(f"{index}.{part}_bias")
+        if bias is not None:
+            parts[f"{part}_bias"] = bias
     return parts

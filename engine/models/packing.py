@@ -13,12 +13,12 @@ import os
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+from gguf.constants import GGMLQuantizationType
 
 from engine.cache.location import model_cache
 from engine.cache.model_cache import cache_key
@@ -30,51 +30,29 @@ from engine.models.source import ModelFiles
 from engine.models.weight_files import Tensor, WeightFiles, open_weights
 
 if TYPE_CHECKING:
-    from engine.kernels._native import PackedMatrix
+    from engine.kernels._native import Format, PackedMatrix
 
 logger = logging.getLogger(__name__)
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 
-_VERSION = 3
+_VERSION = 4
 """Raised whenever the layout of packed bytes changes."""
 _MAGIC = b"SLIPPACK"
 _ALIGNMENT = 4096
 _FILE_NAME = "weights.slip"
-_VECTOR = -1
 _LARGE_HEAD = 1 << 26
 """Weights. Measured: 136 million lost no acceptance at 4 bits, 28 million a twelfth of it."""
-
-
-class Format(IntEnum):
-    """Packed formats, numbered as the native extension does."""
-
-    F32 = 0
-    F16 = 1
-    BF16 = 2
-    Q4_AFFINE = 3
-    Q4_SYMMETRIC = 4
-    Q4_SUPER = 5
-    Q6_SUPER = 6
-    Q8_SYMMETRIC = 7
-    Q8_AFFINE = 8
-    Q4_TABLE = 9
-    Q4_TABLE_SUPER = 10
-
-
-_INT4_FORMATS: dict[Quantization, Format] = {
-    "int4": Format.Q4_AFFINE,
-    "fast": Format.Q4_SYMMETRIC,
-}
-_WIDER_THAN_INT4 = (Format.Q6_SUPER, Format.Q8_SYMMETRIC, Format.Q8_AFFINE)
+_INT4_FORMATS: dict[Quantization, str] = {"int4": "Q4_AFFINE", "fast": "Q4_SYMMETRIC"}
+_WIDER_THAN_INT4 = ("Q6_SUPER", "Q8_SYMMETRIC", "Q8_AFFINE")
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
     name: str
-    format: int
-    """A `Format`, or `_VECTOR` for float32 norms and biases."""
+    format: str | None
+    """Name of a `Format`; None: a vector of float32, a norm or bias."""
     rows: int
     cols: int
     offset: int
@@ -91,7 +69,7 @@ class PackedMatrixData:
     def native(self) -> PackedMatrix:
         """The matrix as the extension takes it."""
         matrix: PackedMatrix = load_native().PackedMatrix(
-            int(self.format), self.rows, self.cols, self.data
+            self.format, self.rows, self.cols, self.data
         )
         return matrix
 
@@ -149,7 +127,7 @@ def packed_weights(
         _VERSION,
         quantization,
         _LARGE_HEAD,
-        spec.is_gemma,
+        json.dumps(asdict(spec.architecture.layout)),
         spec.heads,
         spec.kv_heads,
         contents.digest,
@@ -158,7 +136,7 @@ def packed_weights(
     def make(folder: Path) -> None:
         started = time.monotonic()
         logger.info("packing the weights of %s for the CPU, once ...", files.name)
-        weights = open_weights(files, is_gemma=spec.is_gemma)
+        weights = open_weights(files, spec.architecture)
         _write(folder / _FILE_NAME, weights, spec, quantization, threads)
         contents.require_unchanged()
         logger.info("packed %s in %.1f s", files.name, time.monotonic() - started)
@@ -172,12 +150,12 @@ def _plan(tensors: Mapping[str, Tensor], quantization: Quantization) -> list[_En
     offset = 0
     for name, tensor in tensors.items():
         if len(tensor.shape) == 1:
-            rows, cols, format_ = 1, tensor.shape[0], _VECTOR
+            rows, cols, format_ = 1, tensor.shape[0], None
             size = 4 * cols
         elif len(tensor.shape) == 2:
             rows, cols = tensor.shape
             format_ = _matrix_format(name, tensor, quantization)
-            size = native.packed_bytes(format_, rows, cols)
+            size = native.packed_bytes(native.Format[format_], rows, cols)
         else:
             raise UnsupportedModelError(f"{name} has {len(tensor.shape)} dimensions")
         entries.append(_Entry(name, format_, rows, cols, offset, size))
@@ -201,19 +179,18 @@ def _is_large(head: Tensor) -> bool:
     return math.prod(head.shape) >= _LARGE_HEAD
 
 
-def _matrix_format(name: str, tensor: Tensor, quantization: Quantization) -> Format:
+def _matrix_format(name: str, tensor: Tensor, quantization: Quantization) -> str:
+    """The name of the `Format` that a matrix is packed in."""
     rounds_head = quantization == "fast" and _is_large(tensor)
     keeps_bits = name == "embedding" or (name == "head" and not rounds_head)
     to_int4 = None if keeps_bits else _INT4_FORMATS.get(quantization)
-    if tensor.float_type is None:
-        try:
-            exact = Format(load_native().format_for_gguf(tensor.ggml_type))
-        except ValueError as error:
-            raise UnsupportedModelError(f"{name}: {error}") from error
-        return to_int4 if to_int4 and exact in _WIDER_THAN_INT4 else exact
-    if quantization == "none":
-        return Format(int(tensor.float_type))
-    return to_int4 or Format.Q8_SYMMETRIC
+    if tensor.is_float:
+        return tensor.element_type if quantization == "none" else to_int4 or "Q8_SYMMETRIC"
+    try:
+        exact: Format = load_native().format_for_gguf(GGMLQuantizationType[tensor.element_type])
+    except ValueError as error:
+        raise UnsupportedModelError(f"{name}: {error}") from error
+    return to_int4 if to_int4 and exact.name in _WIDER_THAN_INT4 else exact.name
 
 
 def _write(
@@ -248,26 +225,15 @@ def _fill(
         tensor = tensors[entry.name]
         out = np.frombuffer(memory, np.uint8, entry.size, data_start + entry.offset)
         heads = _rotary_heads(entry.name, spec) if weights.interleaved_rope else 0
-        if entry.format == _VECTOR:
+        if entry.format is None:
             out.view(np.float32)[:] = _vector(entry.name, tensor, weights, heads)
-        elif tensor.ggml_type is not None and (
-            tensor.float_type is None or entry.format == tensor.float_type
-        ):
-            native.pack_gguf(
-                pool,
-                tensor.ggml_type,
-                tensor.data,
-                entry.format,
-                entry.rows,
-                entry.cols,
-                heads,
-                out,
-            )
-        else:
+        elif tensor.is_float:
             data = _halves_together(tensor, heads) if heads else tensor.data
-            native.pack_floats(
-                pool, int(tensor.float_type or 0), data, entry.format, entry.rows, entry.cols, out
-            )
+            from_, to = native.Format[tensor.element_type], native.Format[entry.format]
+            native.pack_floats(pool, from_, data, to, entry.rows, entry.cols, out)
+        else:
+            type_, to = GGMLQuantizationType[tensor.element_type], native.Format[entry.format]
+            native.pack_gguf(pool, type_, tensor.data, to, entry.rows, entry.cols, heads, out)
         del out
 
 
@@ -285,8 +251,8 @@ def _halves_together(tensor: Tensor, heads: int) -> Bytes:
 
 def _vector(name: str, tensor: Tensor, weights: WeightFiles, heads: int) -> Floats:
     values = tensor.floats()
-    if name.endswith("norm") and weights.norms_lack_one:
-        return values + np.float32(1.0)
+    if name.endswith("norm") and weights.norm_offset:
+        return values + np.float32(weights.norm_offset)
     if heads:
         return values.reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
     return values
@@ -303,11 +269,10 @@ def _read(path: Path) -> PackedWeights:
     matrices, vectors = {}, {}
     for entry in entries:
         begin = data_start + entry.offset
-        piece = data[begin : begin + entry.size]
-        if entry.format == _VECTOR:
-            vectors[entry.name] = piece.view(np.float32)
+        content = data[begin : begin + entry.size]
+        if entry.format is None:
+            vectors[entry.name] = content.view(np.float32)
         else:
-            matrices[entry.name] = PackedMatrixData(
-                Format(entry.format), entry.rows, entry.cols, piece
-            )
+            format_ = load_native().Format[entry.format]
+            matrices[entry.name] = PackedMatrixData(format_, entry.rows, entry.cols, content)
     return PackedWeights(matrices, vectors)

@@ -49,9 +49,7 @@ def step(runner: CpuRunner) -> Arrays:
     """Two slices of 6 and 5 tokens, three rows of logits."""
     tokens = np.arange(11)
     blocks = blocks_for(runner, 2)
-    plan = StepPlan(
-        (piece(tokens, 0, 6, blocks[0][:2], 4), piece(tokens, 0, 5, blocks[1][:2], 4))
-    )
+    plan = StepPlan((piece(tokens, 0, 6, blocks[0][:2], 4), piece(tokens, 0, 5, blocks[1][:2], 4)))
     arrays = asdict(pack(plan, runner.block_size))
     return arrays | {"logits": np.full((3, VOCAB), np.nan, np.float32)}
 
