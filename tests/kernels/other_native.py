@@ -1,4 +1,4 @@
-"""A pytest plugin: the extension installed under $SLIPSTREAM_NATIVE takes the place of the usual one.
+"""A pytest plugin: the extension under $SLIPSTREAM_NATIVE takes the place of the usual one.
 
 `make sanitize` tests a build with sanitizers by it.
 """
