@@ -54,8 +54,8 @@ class CpuRunner:
         shape = spec.native_shape()
         block_bytes = native.kv_block_bytes(shape, len(spec.layers), budget.block_size, kv_type)
         bytes_per_token = -(-block_bytes // budget.block_size)
-        self._block_size = budget.block_size
-        self._num_blocks = budget.num_blocks(bytes_per_token, spec.max_context, budget.memory_bytes)
+        self.block_size = budget.block_size
+        self.num_blocks = budget.num_blocks(bytes_per_token, spec.max_context, budget.memory_bytes)
         self._pool = native.ThreadPool(threads)
         try:
             self._decoder = native.Decoder(
@@ -64,17 +64,16 @@ class CpuRunner:
                 shape,
                 _top_weights(spec, weights),
                 [_layer_weights(spec, weights, index) for index in range(len(spec.layers))],
-                self._block_size,
-                self._num_blocks,
+                self.block_size,
+                self.num_blocks,
                 kv_type,
             )
         except ValueError as error:
             raise UnsupportedModelError(f"{name} can't be served: {error}") from error
-        copied = spec.tied and {"embedding", "head"} <= weights.matrices.keys()
         self._logits = np.empty((0, spec.vocab), np.float32)
-        self._info = ModelInfo(
+        self.info = ModelInfo(
             architecture=name,
-            num_parameters=weights.num_parameters - (spec.vocab * spec.hidden if copied else 0),
+            num_parameters=_num_parameters(spec, weights),
             vocab_size=spec.vocab,
             max_context=spec.max_context,
             device="cpu",
@@ -123,24 +122,12 @@ class CpuRunner:
         weights = packed_weights(files, spec, quantization, threads)
         return cls(spec, weights, budget, kv_dtype=kv_dtype, threads=threads, variant=variant)
 
-    @property
-    def info(self) -> ModelInfo:
-        return self._info
-
-    @property
-    def block_size(self) -> int:
-        return self._block_size
-
-    @property
-    def num_blocks(self) -> int:
-        return self._num_blocks
-
     def execute(self, plan: StepPlan) -> torch.Tensor:
         """See `ModelRunner.execute`."""
-        step = pack(plan, self._block_size)
+        step = pack(plan, self.block_size)
         wanted = len(step.logit_rows)
         if wanted > len(self._logits):
-            self._logits = np.empty((wanted, self._info.vocab_size), np.float32)
+            self._logits = np.empty((wanted, self.info.vocab_size), np.float32)
         logits = self._logits[:wanted]
         self._decoder.forward(
             step.token_ids,
@@ -153,6 +140,11 @@ class CpuRunner:
             logits,
         )
         return torch.from_numpy(logits)
+
+
+def _num_parameters(spec: DecoderSpec, weights: PackedWeights) -> int:
+    head_is_a_copy = spec.tied and {"embedding", "head"} <= weights.matrices.keys()
+    return weights.num_parameters - (spec.vocab * spec.hidden if head_is_a_copy else 0)
 
 
 def _matrix(weights: PackedWeights, name: str) -> PackedMatrix:

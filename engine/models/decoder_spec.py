@@ -12,6 +12,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from engine.kernels import load_native
 from engine.models.architectures import ARCHITECTURES, Architecture
+from engine.models.attention_shape import attention_shape
 from engine.models.runner import UnsupportedModelError
 
 _FIXED_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
@@ -77,8 +78,7 @@ def decoder_spec(config: Mapping[str, Any]) -> DecoderSpec:
     full = AutoConfig.for_model(**config)
     activation = str(getattr(full, architecture.activation_key))
     _refuse_variations(full, activation)
-    heads = full.num_attention_heads
-    head_dim = getattr(full, "head_dim", None) or full.hidden_size // heads
+    heads, kv_heads, head_dim = attention_shape(full)
     scaled_by = architecture.attention_scale_key
     query_scale: float = (getattr(full, scaled_by) if scaled_by else head_dim) ** -0.5
     layers, tables, rope_scale = _layers(full, head_dim, architecture.default_layer_type)
@@ -87,7 +87,7 @@ def decoder_spec(config: Mapping[str, Any]) -> DecoderSpec:
         hidden=full.hidden_size,
         intermediate=full.intermediate_size,
         heads=heads,
-        kv_heads=getattr(full, "num_key_value_heads", None) or heads,
+        kv_heads=kv_heads,
         head_dim=head_dim,
         vocab=full.vocab_size,
         max_context=full.max_position_embeddings,
@@ -102,8 +102,7 @@ def decoder_spec(config: Mapping[str, Any]) -> DecoderSpec:
 
 
 def _refuse_variations(config: PreTrainedConfig, activation: str) -> None:
-    heads, kv_heads = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    heads, kv_heads, head_dim = attention_shape(config)
     layer_types = set(getattr(config, "layer_types", None) or ())
     problems = {
         f"activation {activation}": activation not in _ACTIVATIONS,
@@ -112,7 +111,7 @@ def _refuse_variations(config: PreTrainedConfig, activation: str) -> None:
         "bidirectional attention": getattr(config, "use_bidirectional_attention", None),
         f"layers of types {sorted(layer_types)}": layer_types
         - {"full_attention", "sliding_attention"},
-        f"{heads} heads on {kv_heads} KV heads": heads % (kv_heads or heads),
+        f"{heads} heads on {kv_heads} KV heads": heads % kv_heads,
         f"a head size of {head_dim}": head_dim % 2,
     }
     for problem, applies in problems.items():

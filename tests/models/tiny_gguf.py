@@ -1,4 +1,4 @@
-"""Writes tiny GGUF files with random weights and a small vocabulary, one-layer Llamas and others."""
+"""Writes tiny GGUF files with random weights and vocabularies: one-layer Llamas and others."""
 
 from __future__ import annotations
 
