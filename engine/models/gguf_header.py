@@ -52,8 +52,8 @@ class TensorEntry:
     """Where one tensor lies in the file, and how it is packed."""
 
     name: str
-    quantization: str
-    """ggml's name of the packing: ``F32``, ``Q4_K``, ..."""
+    element_type: str
+    """ggml's or safetensors' name of it: ``F32``, ``Q4_K``, ..."""
     shape: tuple[int, ...]
     """Outermost dimension first, as torch has it (a GGUF stores it the other way round)."""
     path: Path

@@ -44,7 +44,7 @@ def merge(first: Path, target: Path, *, with_weights: bool) -> None:
 def _table_entry(tensor: TensorEntry, place: int) -> bytes:
     name = tensor.name.encode()
     sizes = struct.pack(f"<I{len(tensor.shape)}Q", len(tensor.shape), *tensor.shape[::-1])
-    type_ = int(GGMLQuantizationType[tensor.quantization])
+    type_ = int(GGMLQuantizationType[tensor.element_type])
     return struct.pack("<Q", len(name)) + name + sizes + struct.pack("<IQ", type_, place)
 
 

@@ -165,7 +165,7 @@ def decoder(
         spec.native_shape() | extra.pop("shape", {}),
         converted(_top_weights(spec, weights)),
         [converted(_layer_weights(spec, weights, index)) for index in range(len(spec.layers))],
-        **{"block_size": 4, "num_blocks": 64, "kv_type": 0} | extra,
+        **{"block_size": 4, "num_blocks": 64, "kv_type": native.KvType.F32} | extra,
     )
 
 
@@ -205,7 +205,6 @@ def test_weights_that_only_a_copy_could_hold_are_refused(
         ({"block_size": INT32_MAX}, "KV block size is out of range"),
         ({"num_blocks": 0}, "needs at least one block"),
         ({"num_blocks": INT32_MAX, "block_size": 1 << 16}, "KV cache is too large"),
-        ({"kv_type": 2}, "unknown KV type 2"),
         ({"shape": {"heads": 1 << 30, "kv_heads": 1 << 30}}, "too many or too large"),
     ],
 )
@@ -214,3 +213,8 @@ def test_sizes_out_of_range_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         decoder(spec, weights, lambda vector: vector, **extra)
+
+
+def test_a_number_that_is_no_kv_type_is_refused(spec: DecoderSpec, weights: PackedWeights) -> None:
+    with pytest.raises(TypeError, match="incompatible function arguments"):
+        decoder(spec, weights, lambda vector: vector, kv_type=2)

@@ -50,7 +50,7 @@ def last_logits(folder: Path, quantization: Quantization, variant: str) -> torch
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("quantization", ["none", "int8"])
-@pytest.mark.parametrize("family", ["llama with biases and an untied head", "gemma3"])
+@pytest.mark.parametrize("family", ["llama with biases and an untied head", "gemma3_text"])
 def test_one_damaged_weight_leaves_no_finite_logit(
     family: str, quantization: Quantization, variant: str, tmp_path: Path
 ) -> None:

@@ -1,4 +1,4 @@
-"""Writes tiny GGUF files: a one-layer Llama with random weights and a small vocabulary."""
+"""Writes tiny GGUF files with random weights and vocabularies: one-layer Llamas and others."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gguf import GGUFWriter, TokenType, dequantize
+import torch
+from gguf import MODEL_ARCH_NAMES, GGUFWriter, TokenType, dequantize, get_tensor_name_map
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from tokenizers import pre_tokenizers
+from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 HIDDEN = 16
 HEADS = 2
@@ -128,6 +130,67 @@ def write_tiny_gguf(
     writer.add_rope_dimension_count(hidden // HEADS)
     writer.add_rope_freq_base(10_000.0)
     writer.add_layer_norm_rms_eps(1e-5)
+    vocabulary_size = _add_vocabulary(writer, kind, pre)
+    for key, value in (extra or {}).items():
+        add = {bool: writer.add_bool, int: writer.add_uint32, str: writer.add_string}[type(value)]
+        add(key, value)
+    if filler:
+        writer.add_string("tiny.behind", "." * filler)
+    rng = np.random.default_rng(5)
+    weights: Weights = {}
+    for name, shape in shapes_of(vocabulary_size, hidden, intermediate).items():
+        stem, _, suffix = name.rpartition(".")
+        own_name, rotates = f"{_GGUF_NAMES[stem]}.{suffix}", stem.endswith(("q_proj", "k_proj"))
+        if quantization is None or len(shape) == 1:
+            weights[name] = rng.normal(size=shape).astype(np.float32)
+            writer.add_tensor(own_name, _rotate_pairs(weights[name]) if rotates else weights[name])
+        else:
+            type_ = GGMLQuantizationType[quantization]
+            blocks = _random_blocks(quantization, shape, rng)
+            values = dequantize(blocks, type_)
+            weights[name] = _unrotate_pairs(values) if rotates else values
+            writer.add_tensor(own_name, blocks, raw_dtype=type_)
+    if extra_tensor is not None:
+        writer.add_tensor(extra_tensor, np.ones(HIDDEN, dtype=np.float32))
+    _write(writer)
+    return weights
+
+
+def write_gguf_of(path: Path, architecture: str, config: PreTrainedConfig) -> None:
+    """Write a file of random weights in the shape of a config; its vocabulary has 264 tokens.
+
+    Args:
+        architecture: as GGUF files name it.
+    """
+    writer = GGUFWriter(path, architecture)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    if (head_size := getattr(config, "head_dim", None)) is not None:
+        writer.add_rope_dimension_count(head_size)
+        writer.add_key_length(head_size)
+    if getattr(config, "sliding_window", None) is not None:
+        writer.add_sliding_window(config.sliding_window)
+    writer.add_rope_freq_base(10_000.0)
+    writer.add_layer_norm_rms_eps(1e-5)
+    _add_vocabulary(writer, "gpt2", "smollm")
+    with torch.device("meta"):
+        parameters = dict(AutoModelForCausalLM.from_config(config).named_parameters())
+    (known,) = (arch for arch, name in MODEL_ARCH_NAMES.items() if name == architecture)
+    names = get_tensor_name_map(known, config.num_hidden_layers)
+    rng = np.random.default_rng(6)
+    for name, parameter in parameters.items():
+        values = rng.normal(scale=0.2, size=tuple(parameter.shape)) + (parameter.dim() == 1)
+        gguf_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        writer.add_tensor(gguf_name, values.astype(np.float32))
+    _write(writer)
+
+
+def _add_vocabulary(writer: GGUFWriter, kind: str, pre: str) -> int:
+    """Returns its size."""
     writer.add_tokenizer_model(kind)
     if kind == "gpt2":
         tokens, types, merges = byte_level_vocabulary()
@@ -146,29 +209,11 @@ def write_tiny_gguf(
     writer.add_vocab_size(len(tokens))
     writer.add_token_list(tokens)
     writer.add_token_types(types)
-    for key, value in (extra or {}).items():
-        add = {bool: writer.add_bool, int: writer.add_uint32, str: writer.add_string}[type(value)]
-        add(key, value)
-    if filler:
-        writer.add_string("tiny.behind", "." * filler)
-    rng = np.random.default_rng(5)
-    weights: Weights = {}
-    for name, shape in shapes_of(len(tokens), hidden, intermediate).items():
-        stem, _, suffix = name.rpartition(".")
-        own_name, rotates = f"{_GGUF_NAMES[stem]}.{suffix}", stem.endswith(("q_proj", "k_proj"))
-        if quantization is None or len(shape) == 1:
-            weights[name] = rng.normal(size=shape).astype(np.float32)
-            writer.add_tensor(own_name, _rotate_pairs(weights[name]) if rotates else weights[name])
-        else:
-            type_ = GGMLQuantizationType[quantization]
-            blocks = _random_blocks(quantization, shape, rng)
-            values = dequantize(blocks, type_)
-            weights[name] = _unrotate_pairs(values) if rotates else values
-            writer.add_tensor(own_name, blocks, raw_dtype=type_)
-    if extra_tensor is not None:
-        writer.add_tensor(extra_tensor, np.ones(HIDDEN, dtype=np.float32))
+    return len(tokens)
+
+
+def _write(writer: GGUFWriter) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return weights

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "pack.h"
+#include "require.h"
 
 namespace slipstream {
 namespace {
@@ -112,7 +113,7 @@ void Decoder::prepare(const Step& step) {
   gate_.ensure<float>(t * static_cast<size_t>(shape_.intermediate));
   up_.ensure<float>(t * static_cast<size_t>(shape_.intermediate));
   rope_tables(step);
-  attention_chunks(step);
+  query_blocks(step);
 }
 
 void Decoder::rope_tables(const Step& step) {
@@ -135,18 +136,18 @@ void Decoder::rope_tables(const Step& step) {
   });
 }
 
-void Decoder::attention_chunks(const Step& step) {
+void Decoder::query_blocks(const Step& step) {
   const int per_kv = shape_.heads / shape_.kv_heads;
-  chunks_.clear();
+  query_blocks_.clear();
   int64_t widest = 0;
-  for (int s = 0; s < step.slices; ++s) {
-    const int queries = (step.query_starts[s + 1] - step.query_starts[s]) * per_kv;
+  for (int c = 0; c < step.chunks; ++c) {
+    const int queries = (step.query_starts[c + 1] - step.query_starts[c]) * per_kv;
     for (int h = 0; h < shape_.kv_heads; ++h) {
       for (int first = 0; first < queries; first += kMaxQueries) {
-        chunks_.push_back({s, h, first, std::min(kMaxQueries, queries - first)});
+        query_blocks_.push_back({c, h, first, std::min(kMaxQueries, queries - first)});
       }
     }
-    widest = std::max<int64_t>(widest, ceil_div(step.context_lens[s], kv_shape_.block_size));
+    widest = std::max<int64_t>(widest, ceil_div(step.context_lens[c], kv_shape_.block_size));
   }
   scores_per_thread_ = kMaxQueries * widest * padded(kv_shape_.block_size);
   scores_.ensure<float>(static_cast<size_t>(scores_per_thread_ * pool_.threads()));
@@ -225,21 +226,21 @@ void Decoder::rotate_and_store(const Step& step, const LayerWeights& w, const Kv
 
 void Decoder::attend(const Step& step, const LayerWeights& w, const KvLayer& kv) {
   const int dim = shape_.head_dim, per_kv = shape_.heads / shape_.kv_heads;
-  pool_.run(static_cast<int>(chunks_.size()), 1, [&](int begin, int end, int thread) {
-    for (int c = begin; c < end; ++c) {
-      const QueryChunk& chunk = chunks_[static_cast<size_t>(c)];
+  pool_.run(static_cast<int>(query_blocks_.size()), 1, [&](int begin, int end, int thread) {
+    for (int b = begin; b < end; ++b) {
+      const QueryBlock& block = query_blocks_[static_cast<size_t>(b)];
       AttentionTask task;
       task.kv = &kv;
-      task.block_table = step.block_tables + int64_t{chunk.slice} * step.table_width;
-      task.kv_head = chunk.kv_head;
-      task.queries = chunk.count;
+      task.block_table = step.block_tables + int64_t{block.chunk} * step.table_width;
+      task.kv_head = block.kv_head;
+      task.queries = block.count;
       task.window = w.window;
       task.scale = shape_.attention_scale;
       task.scores = scores_.as<float>() + thread * scores_per_thread_;
-      for (int i = 0; i < chunk.count; ++i) {
-        const int query = chunk.first + i;
-        const int t = step.query_starts[chunk.slice] + query / per_kv;
-        const int head = chunk.kv_head * per_kv + query % per_kv;
+      for (int i = 0; i < block.count; ++i) {
+        const int query = block.first + i;
+        const int t = step.query_starts[block.chunk] + query / per_kv;
+        const int head = block.kv_head * per_kv + query % per_kv;
         task.position[i] = step.positions[t];
         task.q[i] = q_.as<float>() + (int64_t{t} * shape_.heads + head) * dim;
         task.out[i] = attended_.row(t) + int64_t{head} * dim;
@@ -367,7 +368,7 @@ void Decoder::find_likely_tiles(const float* logits, std::vector<int>& tiles) co
 }
 
 void Decoder::forward(const Step& step, float* logits) {
-  check(step, shape_.vocab, kv_shape_);
+  check_step(step, shape_.vocab, kv_shape_);
   const ThreadPool::Region region(pool_);
   prepare(step);
   embed(step);

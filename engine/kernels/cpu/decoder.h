@@ -70,14 +70,14 @@ class Decoder {
   struct RowTile {
     int row, tile;
   };
-  struct QueryChunk {
-    int slice, kv_head, first, count;
+  struct QueryBlock {  // of one KV head's group
+    int chunk, kv_head, first, count;
   };
 
   void reserve(Rows& rows, int count, int cols, bool precise);
   void prepare(const Step& step);
   void rope_tables(const Step& step);
-  void attention_chunks(const Step& step);
+  void query_blocks(const Step& step);
   void embed(const Step& step);
   void layer(const Step& step, int index);
   void normalize(const float* x, int64_t stride, int count, const float* weight, Rows& to,
@@ -109,7 +109,7 @@ class Decoder {
   // those of logits, where the vocabulary makes that dear, only for the likelier tokens.
   Rows normed_, attended_, gated_, remainders_;
   Buffer hidden_, q_, k_, v_, gate_, up_, branch_, cos_, sin_, scores_;
-  std::vector<QueryChunk> chunks_;
+  std::vector<QueryBlock> query_blocks_;
   std::vector<std::vector<int>> likely_tiles_;  // of each row of logits
   std::vector<RowTile> refined_;
   int64_t scores_per_thread_ = 0;

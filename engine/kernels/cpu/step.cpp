@@ -3,21 +3,23 @@
 #include <algorithm>
 #include <vector>
 
+#include "require.h"
+
 namespace slipstream {
 namespace {
 
-void check_slice(const Step& step, int slice, const KvShape& kv) {
+void check_chunk(const Step& step, int chunk, const KvShape& kv) {
   const int size = kv.block_size;
-  const int32_t* table = step.block_tables + int64_t{slice} * step.table_width;
-  const int64_t blocks = ceil_div(step.context_lens[slice], size);
+  const int32_t* table = step.block_tables + int64_t{chunk} * step.table_width;
+  const int64_t blocks = ceil_div(step.context_lens[chunk], size);
   require(blocks <= step.table_width, "block_tables is too narrow for context_lens");
   for (int64_t b = 0; b < blocks; ++b) {
     require(table[b] >= 0 && table[b] < kv.num_blocks, "KV block out of range");
   }
-  const int begin = step.query_starts[slice], end = step.query_starts[slice + 1];
+  const int begin = step.query_starts[chunk], end = step.query_starts[chunk + 1];
   for (int t = begin; t < end; ++t) {
     const int position = step.positions[t];
-    require(position >= 0 && position < step.context_lens[slice],
+    require(position >= 0 && position < step.context_lens[chunk],
             "a position lies outside its slice's context");
     require(t == begin || position == step.positions[t - 1] + 1,
             "the positions of a slice must follow each other");
@@ -28,14 +30,14 @@ void check_slice(const Step& step, int slice, const KvShape& kv) {
 
 }  // namespace
 
-void check(const Step& step, int vocab, const KvShape& kv) {
-  require(step.slices > 0 && step.query_starts[0] == 0, "query_starts must begin with 0");
-  require(step.query_starts[step.slices] == step.tokens, "query_starts must end with the tokens");
-  for (int s = 0; s < step.slices; ++s) {
-    require(step.query_starts[s] < step.query_starts[s + 1] &&
-                step.query_starts[s + 1] <= step.tokens,
+void check_step(const Step& step, int vocab, const KvShape& kv) {
+  require(step.chunks > 0 && step.query_starts[0] == 0, "query_starts must begin with 0");
+  require(step.query_starts[step.chunks] == step.tokens, "query_starts must end with the tokens");
+  for (int c = 0; c < step.chunks; ++c) {
+    require(step.query_starts[c] < step.query_starts[c + 1] &&
+                step.query_starts[c + 1] <= step.tokens,
             "a slice needs at least one token of the step");
-    check_slice(step, s, kv);
+    check_chunk(step, c, kv);
   }
   for (int t = 0; t < step.tokens; ++t) {
     require(step.token_ids[t] >= 0 && step.token_ids[t] < vocab, "token id out of range");

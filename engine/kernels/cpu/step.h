@@ -1,16 +1,11 @@
-// What one forward pass computes.
+// What one forward pass computes, and the check that its indexes stay inside.
 #pragma once
 
 #include <cstdint>
-#include <stdexcept>
 
 #include "kernels.h"
 
 namespace slipstream {
-
-inline void require(bool ok, const char* what) {
-  if (!ok) throw std::invalid_argument(what);
-}
 
 struct KvShape {
   int block_size = 0;
@@ -18,9 +13,9 @@ struct KvShape {
   KvType type = KvType::F32;
 };
 
-// A packed step (engine.plan.PackedStep): arrays of validated lengths with any values.
+// A packed step (engine.plan.PackedStep) with validated extents.
 struct Step {
-  int tokens = 0, slices = 0, logits = 0, table_width = 0;
+  int tokens = 0, chunks = 0, logits = 0, table_width = 0;
   const int32_t* token_ids = nullptr;
   const int32_t* positions = nullptr;
   const int64_t* slots = nullptr;
@@ -30,8 +25,7 @@ struct Step {
   const int32_t* logit_rows = nullptr;
 };
 
-// Throws std::invalid_argument for an index that a pass must not follow: one out of range, or one
-// that two tokens write to.
-void check(const Step& step, int vocab, const KvShape& kv);
+// Throws std::invalid_argument for an index out of range, and for two tokens in one KV slot.
+void check_step(const Step& step, int vocab, const KvShape& kv);
 
 }  // namespace slipstream
