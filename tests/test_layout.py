@@ -40,7 +40,7 @@ SERVER_LAYERS: tuple[dict[str, str], ...] = (
         "json_schema": "keywords patterns",
         "parsing": "call_arguments deltas tags",
         "observability": "http_counts private_traceback request_record start_summary",
-        "apis.shared.schema": "base",
+        "apis.shared.schema": "base union",
         "apis.responses": "store",
     },
     {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, FailFast, Field, Tag
+from pydantic import FailFast, Field, Tag
 from typing_extensions import TypeAliasType
 
 from server.apis.shared.schema.base import ReasoningEffort, ResponseModel, Verbosity
@@ -20,6 +20,7 @@ from server.apis.shared.schema.tools import (
     ToolChoice,
     Tools,
 )
+from server.apis.shared.schema.union import by_json_type
 from server.apis.shared.schema.usage import CompletionUsage
 
 ChatFinishReason = Literal["stop", "length", "tool_calls", "function_call"]
@@ -28,16 +29,12 @@ ChatFinishReason = Literal["stop", "length", "tool_calls", "function_call"]
 Functions = TypeAliasType("Functions", Annotated[list[FunctionSpec], FailFast()])
 
 
-def _function_choice_kind(value: Any) -> str | None:
-    return "<mode>" if isinstance(value, str) else "<named>" if isinstance(value, dict) else None
-
-
 FunctionChoice = Annotated[
     Annotated[Literal["none", "auto"], Tag("<mode>")] | Annotated[NamedFunction, Tag("<named>")],
-    Discriminator(
-        _function_choice_kind,
-        custom_error_type="function_choice_type",
-        custom_error_message="Input should be 'none', 'auto' or name a function",
+    by_json_type(
+        {str: "<mode>", dict: "<named>"},
+        error_type="function_choice_type",
+        message="Input should be 'none', 'auto' or name a function",
     ),
 ]
 

@@ -19,7 +19,7 @@ from server.apis.messages.schema import (
     ToolUseBlock,
 )
 from server.apis.shared.grammar.tool_calls import forced_call
-from server.apis.shared.prompt.message_builder import Message, MessageBuilder
+from server.apis.shared.prompt.message_builder import Message, MessageBuilder, joined_text
 from server.apis.shared.prompt.tools import (
     ToolSelection,
     select_tools,
@@ -228,7 +228,7 @@ def _add_user(builder: MessageBuilder, message: InputMessage) -> None:
     for block in message.content:
         match block:
             case ToolResultBlock():
-                result = _text(block.content or "")
+                result = joined_text(block.content or "")
                 builder.add({"role": "tool", "content": result, "tool_call_id": block.tool_use_id})
             case TextBlock():
                 texts.append(block.text)
@@ -251,9 +251,3 @@ def _without_billing_header(text: str) -> str:
     if not text.startswith(_BILLING_HEADER):
         return text
     return text.partition("\n")[2].lstrip("\n")
-
-
-def _text(content: str | Sequence[TextBlock]) -> str:
-    if isinstance(content, str):
-        return content
-    return "\n".join(block.text for block in content)

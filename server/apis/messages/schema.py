@@ -11,6 +11,7 @@ from server.apis.shared.schema.base import NamedEvent, ReasoningEffort, RequestM
 from server.apis.shared.schema.content import refuse_media
 from server.apis.shared.schema.sampling import StopText
 from server.apis.shared.schema.tools import FunctionName, UnservedTool
+from server.apis.shared.schema.union import by_json_type
 
 
 class TextBlock(RequestModel):
@@ -42,16 +43,12 @@ TextBlocks = TypeAliasType(
 )
 
 
-def _text_kind(value: Any) -> str | None:
-    return "<text>" if isinstance(value, str) else "<blocks>" if isinstance(value, list) else None
-
-
 BlockText = Annotated[
     Annotated[str, Tag("<text>")] | Annotated[TextBlocks, Tag("<blocks>")],
-    Discriminator(
-        _text_kind,
-        custom_error_type="text_type",
-        custom_error_message="Input should be a string or a list of text blocks",
+    by_json_type(
+        {str: "<text>", list: "<blocks>"},
+        error_type="text_type",
+        message="Input should be a string or a list of text blocks",
     ),
 ]
 
@@ -92,10 +89,10 @@ InputBlocks = TypeAliasType(
 
 MessageContent = Annotated[
     Annotated[str, Tag("<text>")] | Annotated[InputBlocks, Tag("<blocks>")],
-    Discriminator(
-        _text_kind,
-        custom_error_type="content_type",
-        custom_error_message="Input should be a string or a list of blocks",
+    by_json_type(
+        {str: "<text>", list: "<blocks>"},
+        error_type="content_type",
+        message="Input should be a string or a list of blocks",
     ),
 ]
 

@@ -10,6 +10,7 @@ from typing_extensions import TypeAliasType
 from server.apis.shared.schema.base import RequestModel
 from server.apis.shared.schema.content import refusal_as_text
 from server.apis.shared.schema.tools import FunctionName
+from server.apis.shared.schema.union import by_json_type
 
 
 class InputText(RequestModel):
@@ -23,16 +24,12 @@ InputTexts = TypeAliasType(
 )
 
 
-def _content_kind(value: Any) -> str | None:
-    return "<text>" if isinstance(value, str) else "<parts>" if isinstance(value, list) else None
-
-
 ItemContent = Annotated[
     Annotated[str, Tag("<text>")] | Annotated[InputTexts, Tag("<parts>")],
-    Discriminator(
-        _content_kind,
-        custom_error_type="content_type",
-        custom_error_message="Input should be a string or a list of text parts",
+    by_json_type(
+        {str: "<text>", list: "<parts>"},
+        error_type="content_type",
+        message="Input should be a string or a list of text parts",
     ),
 ]
 
@@ -139,15 +136,11 @@ InputItems = TypeAliasType(
 )
 
 
-def _input_kind(value: Any) -> str | None:
-    return "<text>" if isinstance(value, str) else "<items>" if isinstance(value, list) else None
-
-
 ResponseInput = Annotated[
     Annotated[str, Tag("<text>")] | Annotated[InputItems, Tag("<items>")],
-    Discriminator(
-        _input_kind,
-        custom_error_type="input_type",
-        custom_error_message="Input should be a string or a list of items",
+    by_json_type(
+        {str: "<text>", list: "<items>"},
+        error_type="input_type",
+        message="Input should be a string or a list of items",
     ),
 ]

@@ -12,7 +12,6 @@ from server.apis.responses.items import (
     InputMessage,
     InputReasoning,
     InputShellCall,
-    InputText,
 )
 from server.apis.responses.schema import (
     AllowedResponseTools,
@@ -28,6 +27,7 @@ from server.apis.shared.prompt.message_builder import (
     TEMPLATE_ROLES,
     Message,
     MessageBuilder,
+    joined_text,
 )
 from server.apis.shared.prompt.tools import select_tools, template_tools
 from server.apis.shared.prompt.turn import Turn, prepare_turn
@@ -95,10 +95,10 @@ def add_input(builder: MessageBuilder, body: ResponsesRequest) -> None:
     for item in body.input:
         match item:
             case InputMessage(role="assistant"):
-                builder.add_text(_text(item.content))
+                builder.add_text(joined_text(item.content))
             case InputMessage():
                 role = TEMPLATE_ROLES.get(item.role, item.role)
-                builder.add({"role": role, "content": _text(item.content)})
+                builder.add({"role": role, "content": joined_text(item.content)})
             case InputCall():
                 builder.add_written_call(item.call_id, item.name, item.arguments)
             case InputCustomCall():
@@ -109,7 +109,7 @@ def add_input(builder: MessageBuilder, body: ResponsesRequest) -> None:
                 builder.add(
                     {
                         "role": "tool",
-                        "content": _text(item.output),
+                        "content": joined_text(item.output),
                         "tool_call_id": item.call_id,
                     }
                 )
@@ -216,9 +216,3 @@ def _sampling_fields(body: ResponsesRequest) -> SamplingFields:
     else:
         chosen = body.text.format
     return body.model_copy(update={"response_format": chosen})
-
-
-def _text(content: str | Sequence[InputText]) -> str:
-    if isinstance(content, str):
-        return content
-    return "\n".join(part.text for part in content)

@@ -17,7 +17,7 @@ from server.apis.shared.schema.base import (
 )
 from server.apis.shared.schema.sampling import SamplingFields
 from server.apis.shared.schema.structured import JsonObjectFormat, NamedSchema, TextFormat
-from server.apis.shared.schema.tools import FunctionName, UnservedTool
+from server.apis.shared.schema.tools import FunctionName, UnservedTool, by_mode_or_name
 
 
 class FunctionTool(RequestModel):
@@ -59,23 +59,11 @@ class AllowedResponseTools(RequestModel):
     tools: list[NamedTool]
 
 
-def _choice_kind(value: Any) -> str | None:
-    if isinstance(value, str):
-        return "<mode>"
-    if not isinstance(value, dict):
-        return None
-    return "<allowed>" if value.get("type") == "allowed_tools" else "<named>"
-
-
 ResponseToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("<mode>")]
     | Annotated[NamedTool, Tag("<named>")]
     | Annotated[AllowedResponseTools, Tag("<allowed>")],
-    Discriminator(
-        _choice_kind,
-        custom_error_type="tool_choice_type",
-        custom_error_message="Input should be 'none', 'auto', 'required' or name a function",
-    ),
+    by_mode_or_name,
 ]
 
 

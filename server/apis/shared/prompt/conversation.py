@@ -6,9 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine.request import ChatOptions, RequestError
-from server.apis.shared.prompt.message_builder import TEMPLATE_ROLES, Message, add_written_call
+from server.apis.shared.prompt.message_builder import (
+    TEMPLATE_ROLES,
+    Message,
+    add_written_call,
+    joined_text,
+)
 from server.apis.shared.prompt.tools import template_tools
-from server.apis.shared.schema.content import TextPart
 from server.apis.shared.schema.messages import ChatMessage
 from server.apis.shared.schema.tools import Tool
 
@@ -96,10 +100,10 @@ def _template_message(message: ChatMessage, param: str) -> Message:
         raise _misplaced(f"{param}.tool_calls", "an assistant message")
     if message.content is None and message.refusal is None and not calls:
         raise _missing_content(message, param)
-    content = _text(message.refusal if message.content is None else message.content)
+    content = message.refusal if message.content is None else message.content
     answer: Message = {
         "role": TEMPLATE_ROLES.get(message.role, message.role),
-        "content": content,
+        "content": joined_text(content or ""),
     }
     if message.role == "tool":
         if message.tool_call_id is None:
@@ -117,12 +121,6 @@ def _template_message(message: ChatMessage, param: str) -> Message:
     for call in calls:
         add_written_call(answer, call.id, call.function.name, call.function.arguments)
     return answer
-
-
-def _text(content: str | Sequence[TextPart] | None) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    return "\n".join(part.text for part in content)
 
 
 def _missing_content(message: ChatMessage, param: str) -> RequestError:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 from server.parsing.call_arguments import call_arguments
 
@@ -33,6 +33,17 @@ def add_written_call(answer: Message, call_id: str, name: str, arguments: str) -
         return
     call = f'{{"name": {json.dumps(name)}, "arguments": {arguments}'
     answer["content"] = "\n".join(text for text in (answer["content"], call) if text)
+
+
+class TextPart(Protocol):
+    """A part of a content that is a list, whichever API's."""
+
+    @property
+    def text(self) -> str: ...
+
+
+def joined_text(content: str | Sequence[TextPart]) -> str:
+    return content if isinstance(content, str) else "\n".join(part.text for part in content)
 
 
 class MessageBuilder:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, FailFast, Field, Tag
+from pydantic import BeforeValidator, FailFast, Field, Tag
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypeAliasType
 
 from server.apis.shared.schema.base import RequestModel
+from server.apis.shared.schema.union import by_json_type
 
 _MEDIA = {
     "image": "images",
@@ -57,15 +58,11 @@ TextParts = TypeAliasType(
 )
 
 
-def _content_kind(value: Any) -> str | None:
-    return "<text>" if isinstance(value, str) else "<parts>" if isinstance(value, list) else None
-
-
 TextContent = Annotated[
     Annotated[str, Tag("<text>")] | Annotated[TextParts, Tag("<parts>")],
-    Discriminator(
-        _content_kind,
-        custom_error_type="content_type",
-        custom_error_message="Input should be a string or a list of text parts",
+    by_json_type(
+        {str: "<text>", list: "<parts>"},
+        error_type="content_type",
+        message="Input should be a string or a list of text parts",
     ),
 ]

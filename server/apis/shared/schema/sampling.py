@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from pydantic import (
-    Discriminator,
     FailFast,
     Field,
     PlainValidator,
@@ -18,6 +17,7 @@ from typing_extensions import TypeAliasType
 from server.apis.shared.schema.base import RequestModel
 from server.apis.shared.schema.speculation import AcceptanceOptions, Prediction, SpeculationOptions
 from server.apis.shared.schema.structured import StructuredFields
+from server.apis.shared.schema.union import by_json_type
 
 MAX_LOGIT_BIAS = 100.0
 
@@ -27,16 +27,12 @@ TokenId = Annotated[int, Field(ge=0)]
 TokenIds = TypeAliasType("TokenIds", Annotated[list[TokenId], FailFast()])
 
 
-def _stop_kind(value: Any) -> str | None:
-    return "<text>" if isinstance(value, str) else "<texts>" if isinstance(value, list) else None
-
-
 Stop = Annotated[
     Annotated[StopText, Tag("<text>")] | Annotated[StopTexts, Tag("<texts>")],
-    Discriminator(
-        _stop_kind,
-        custom_error_type="stop_type",
-        custom_error_message="Input should be a string or a list of strings",
+    by_json_type(
+        {str: "<text>", list: "<texts>"},
+        error_type="stop_type",
+        message="Input should be a string or a list of strings",
     ),
 ]
 

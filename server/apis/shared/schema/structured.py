@@ -8,6 +8,7 @@ from pydantic import ConfigDict, Discriminator, FailFast, Field, Tag
 from typing_extensions import TypeAliasType
 
 from server.apis.shared.schema.base import RequestModel
+from server.apis.shared.schema.union import by_json_type
 
 SomeText = Annotated[str, Field(min_length=1)]
 Choices = TypeAliasType("Choices", Annotated[list[str], FailFast(), Field(min_length=1)])
@@ -19,16 +20,12 @@ class ConstraintModel(RequestModel):
     model_config = ConfigDict(extra="forbid")
 
 
-def _schema_kind(value: Any) -> str | None:
-    return "<text>" if isinstance(value, str) else "<object>" if isinstance(value, dict) else None
-
-
 JsonSchema = Annotated[
     Annotated[SomeText, Tag("<text>")] | Annotated[dict[str, Any], Tag("<object>")],
-    Discriminator(
-        _schema_kind,
-        custom_error_type="schema_type",
-        custom_error_message="Input should be a JSON schema, as an object or as text",
+    by_json_type(
+        {str: "<text>", dict: "<object>"},
+        error_type="schema_type",
+        message="Input should be a JSON schema, as an object or as text",
     ),
 ]
 
@@ -117,30 +114,22 @@ class TypedGrammar(ConstraintModel):
     value: JsonSchema
 
 
-def _grammar_kind(value: Any) -> str | None:
-    return "<text>" if isinstance(value, str) else "<typed>" if isinstance(value, dict) else None
-
-
 Grammar = Annotated[
     Annotated[SomeText, Tag("<text>")] | Annotated[TypedGrammar, Tag("<typed>")],
-    Discriminator(
-        _grammar_kind,
-        custom_error_type="grammar_type",
-        custom_error_message="Input should be a grammar as text, or an object of type and value",
+    by_json_type(
+        {str: "<text>", dict: "<typed>"},
+        error_type="grammar_type",
+        message="Input should be a grammar as text, or an object of type and value",
     ),
 ]
 
 
-def _plain_format_kind(value: Any) -> str | None:
-    return "<name>" if isinstance(value, str) else "<schema>" if isinstance(value, dict) else None
-
-
 PlainFormat = Annotated[
     Annotated[Literal["json"], Tag("<name>")] | Annotated[dict[str, Any], Tag("<schema>")],
-    Discriminator(
-        _plain_format_kind,
-        custom_error_type="format_type",
-        custom_error_message="Input should be 'json' or a JSON schema",
+    by_json_type(
+        {str: "<name>", dict: "<schema>"},
+        error_type="format_type",
+        message="Input should be 'json' or a JSON schema",
     ),
 ]
 

@@ -56,15 +56,17 @@ def _choice_kind(value: Any) -> str | None:
     return "<allowed>" if value.get("type") == "allowed_tools" else "<named>"
 
 
+by_mode_or_name = Discriminator(
+    _choice_kind,
+    custom_error_type="tool_choice_type",
+    custom_error_message="Input should be 'none', 'auto', 'required' or name a function",
+)
+
 ToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("<mode>")]
     | Annotated[NamedToolChoice, Tag("<named>")]
     | Annotated[AllowedToolsChoice, Tag("<allowed>")],
-    Discriminator(
-        _choice_kind,
-        custom_error_type="tool_choice_type",
-        custom_error_message="Input should be 'none', 'auto', 'required' or name a function",
-    ),
+    by_mode_or_name,
 ]
 
 
