@@ -35,7 +35,7 @@ serve: $(VENV)/.installed
 test: lint
 	$(PYTEST) -m "not slow and not real and not conformance"
 
-test-all: lint coverage site
+test-all: lint coverage sanitize site
 
 # Of every test there is, in the processes that tests start too.
 coverage: install
