@@ -46,6 +46,11 @@ CLIENTS = {
 
 QUESTION = "Write one sentence about the sea."
 BLURB = "Dune was written by Frank Herbert and came out in 1965. Give its title, author and year."
+ERRAND = (
+    "Get the weather in Oslo with the tool. When the tool has answered, "
+    "tell me the temperature in one sentence."
+)
+"""Asked less plainly, this model calls the tool again and again."""
 BOOK = {
     "type": "object",
     "properties": {
@@ -108,9 +113,9 @@ def test_tool_call(client: Driven, name: str) -> None:
         pytest.skip("it knows no tools")
     calls, answer = client.do(
         "tool_call",
-        prompt="What is the weather in Oslo?",
+        prompt=ERRAND,
         max_tokens=64,
-        weather="Snow, 41 degrees below zero.",
+        weather='{"city": "Oslo", "weather": "snow", "temperature": -41}',
     )
     assert calls == [{"name": "get_weather", "arguments": {"city": "Oslo"}}]
-    assert "41" in answer
+    assert "-41" in answer

@@ -12,6 +12,16 @@ from driver import Book, Calls, carry_out_tasks, weather_tool
 from guidance import assistant, gen, user
 from guidance.models import OpenAI
 
+TURN, END = "<|im_start|>assistant\n", "\n<|im_end|>\n"
+"""Around an answer where a conversation is written out."""
+
+
+@guidance.guidance
+def answered(conversation: OpenAI, max_tokens: int) -> OpenAI:
+    with assistant():
+        conversation += gen("answer", max_tokens=max_tokens)
+    return conversation
+
 
 class Guidance:
     def __init__(self, url: str, model: str) -> None:
@@ -29,20 +39,17 @@ class Guidance:
             return self.model + prompt
 
     def text(self, prompt: str, max_tokens: int) -> str:
-        with assistant():
-            return (self.asked(prompt) + gen("answer", max_tokens=max_tokens))["answer"]
+        return (self.asked(prompt) + answered(max_tokens))["answer"]
 
     def stream(self, prompt: str, max_tokens: int) -> list[str]:
-        conversation = self.asked(prompt)
-        with assistant():
-            conversation += ""
-            states = conversation.stream() + gen("answer", max_tokens=max_tokens)
-            texts = [str(conversation), *map(str, states)]
+        states = self.asked(prompt).stream() + answered(max_tokens)
+        texts = ["", *(str(state).partition(TURN)[2].removesuffix(END) for state in states)]
         return [later.removeprefix(earlier) for earlier, later in pairwise(texts)]
 
     def structured(self, prompt: str, max_tokens: int) -> dict[str, Any]:
+        conversation = self.asked(prompt)
         with assistant():
-            answer = self.asked(prompt) + guidance.json("book", schema=Book, max_tokens=max_tokens)
+            answer = conversation + guidance.json("book", schema=Book, max_tokens=max_tokens)
         return json.loads(answer["book"])
 
     def tool_call(self, prompt: str, max_tokens: int, weather: str) -> tuple[Calls, str]:
@@ -50,9 +57,7 @@ class Guidance:
         conversation = self.asked(prompt)
         with assistant():
             conversation += gen(tools=[get_weather])
-        with assistant():
-            conversation += gen("answer", max_tokens=max_tokens)
-        return calls, conversation["answer"]
+        return calls, (conversation + answered(max_tokens))["answer"]
 
 
 carry_out_tasks(Guidance(*sys.argv[1:]))
