@@ -159,8 +159,9 @@ def test_alone_and_in_a_mixed_batch(drafting: str, sampled: bool, folders: Folde
         assert sum(f.accepted_tokens for f in figures) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("drafting", slow_unless_auto(DRAFTINGS))
+@pytest.mark.parametrize("drafting", DRAFTINGS)
 def test_with_preemption_and_prefix_cache_hits(
     drafting: str, sampled: bool, folders: Folders
 ) -> None:

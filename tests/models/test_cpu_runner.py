@@ -374,6 +374,7 @@ load(Path(sys.argv[1]), "int8")
 """
 
 
+@pytest.mark.slow
 def test_two_processes_pack_once(tmp_path: Path) -> None:
     save_random_model(FAMILIES["llama"](), tmp_path)
     command = [sys.executable, "-c", _PACK_AT_THE_SAME_TIME, str(tmp_path)]

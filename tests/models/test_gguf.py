@@ -199,6 +199,7 @@ class TestConversion:
         assert not (folder / "leftover").exists()
         assert not partial.exists()
 
+    @pytest.mark.slow
     def test_a_template_edited_in_the_middle_of_a_large_file_takes_effect(
         self, tmp_path: Path
     ) -> None:

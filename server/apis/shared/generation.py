@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import Self, TypeVar
 
 from engine.request import (
     QUEUE_TIMEOUT,
@@ -19,9 +19,6 @@ from server.apis.shared.prompt.prepared_prompt import PreparedPrompt
 from server.errors import NO_FAULTS, ApiError, deadline_passed, retry_later
 from server.middleware.admission import Ticket
 from server.observability.request_record import SequenceRecord, current_record
-
-if TYPE_CHECKING:
-    pass
 
 T = TypeVar("T")
 
