@@ -96,7 +96,8 @@ def test_penalties_under_speculation_do_not_kill_the_engine(server: Served, mode
     assert len(set(plain)) > len(EXTREMES)
 
 
-BAD_PATTERNS = ["(((((a*)*)*)*", "([", "(?<=a)b", r"(a)\1"]
+BAD_PATTERNS = ["(((((a*)*)*)*", "(["]
+UNENFORCED_PATTERNS = ["(?<=a)b", r"(a)\1"]
 ODD_PATTERNS = [
     "\\",
     "^((a{1,300}){1,300}){1,300}$",
@@ -141,6 +142,15 @@ def test_bad_tool_patterns_are_decided_soon_and_hold_nobody_up(
     for path, body in requests_with_tool(pattern, forced=False):
         response = httpx.post(f"{server.url}{path}", json={"model": "tiny", **body}, timeout=60)
         assert response.status_code == 200, "what nothing is held to harms nobody"
+
+
+@pytest.mark.parametrize("pattern", UNENFORCED_PATTERNS)
+def test_tool_patterns_that_are_not_enforced_are_told(server: Served, pattern: str) -> None:
+    for path, body in requests_with_tool(pattern, forced=True):
+        with health_answers_soon(server):
+            response = httpx.post(f"{server.url}{path}", json={"model": "tiny", **body}, timeout=60)
+        assert response.status_code == 200, (path, response.text)
+        assert "pattern" in response.headers["X-Schema-Not-Enforced"]
 
 
 def test_good_tool_pattern_is_held_to(server: Served) -> None:
