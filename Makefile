@@ -1,5 +1,6 @@
 # Two commands: `make serve` and `make test`. Both make what is missing and nothing else.
 # `make test-all` also runs what takes long, and measures the coverage of all tests.
+# `make clients` installs the client libraries that tests/conformance drives, into build/clients.
 # `make docs` brings the generated parts of docs/ up to date and builds the site into build/docs.
 #
 #   PORT=8000                      port to serve on
@@ -25,7 +26,7 @@ INSTALL := PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install \
 PYTEST := $(BIN)/python -m pytest --numprocesses=logical --maxprocesses=8 --dist=loadgroup \
 	--durations=20
 
-.PHONY: serve test test-all coverage lint site docs install clean
+.PHONY: serve test test-all coverage lint clients site docs install clean
 .DELETE_ON_ERROR:
 
 serve: $(VENV)/.installed
@@ -44,6 +45,9 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+clients: install
+	$(BIN)/python -m tests.conformance.environments
 
 site: install
 	$(BIN)/python -m mkdocs build --strict
