@@ -1,4 +1,5 @@
 # Two commands: `make serve` and `make test`. Both make what is missing and nothing else.
+# `make sanitize` runs the native code's tests under AddressSanitizer and UBSan; needs GCC.
 # `make test-all` also runs what takes long, and measures the coverage of all tests.
 # `make clients` installs the client libraries that tests/conformance drives, into build/clients.
 # `make docs` brings the generated parts of docs/ up to date and builds the site into build/docs.
@@ -26,7 +27,7 @@ INSTALL := PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install \
 PYTEST := $(BIN)/python -m pytest --numprocesses=logical --maxprocesses=8 --dist=loadgroup \
 	--durations=20
 
-.PHONY: serve test test-all coverage lint clients site docs install clean
+.PHONY: serve test test-all coverage lint sanitize clients site docs install clean
 .DELETE_ON_ERROR:
 
 serve: $(VENV)/.installed
@@ -35,7 +36,7 @@ serve: $(VENV)/.installed
 test: lint
 	$(PYTEST) -m "not slow and not real and not conformance"
 
-test-all: lint coverage site
+test-all: lint coverage sanitize site
 
 # Of every test there is, in the processes that tests start too.
 coverage: install
@@ -48,6 +49,32 @@ lint: install
 
 clients: install
 	$(BIN)/python -m tests.conformance.environments
+
+# `make sanitize SANITIZE=thread` looks for data races. The program that a test compiles gets its
+# flags from CXXFLAGS. A sanitizer's runtime has to be loaded before the interpreter, and libstdc++
+# with it, to see exceptions. The interpreter and torch leak at exit what this project can't free.
+SANITIZE := address,undefined
+SANITIZED := build/sanitize/$(SANITIZE)
+SANITIZED_TESTS := tests/kernels tests/models/test_cpu_runner.py tests/models/test_decoder_inputs.py \
+	tests/models/test_not_finite.py tests/models/test_stale_kv.py
+runtime = $(shell $(or $(CXX),c++) -print-file-name=$(1))
+PRELOAD_address,undefined = $(call runtime,libasan.so):$(call runtime,libubsan.so)
+PRELOAD_thread = $(call runtime,libtsan.so)
+
+sanitize: $(SANITIZED)/.built
+	LD_PRELOAD=$(PRELOAD_$(SANITIZE)):$(call runtime,libstdc++.so) \
+	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
+	TSAN_OPTIONS=ignore_noninstrumented_modules=1 \
+	CXXFLAGS="-g -fsanitize=$(SANITIZE) -fno-sanitize-recover=all" \
+	SLIPSTREAM_NATIVE=$(SANITIZED) \
+	$(BIN)/python -m pytest -p tests.kernels.other_native $(SANITIZED_TESTS)
+
+$(SANITIZED)/.built: $(VENV)/.installed-dev
+	rm -rf $(SANITIZED)
+	$(INSTALL) --no-deps --target $(SANITIZED) \
+		--config-settings build-dir=build/sanitize/cmake-$(SANITIZE) \
+		--config-settings cmake.define.SLIPSTREAM_SANITIZE=$(SANITIZE) .
+	touch $@
 
 site: install
 	$(BIN)/python -m mkdocs build --strict

@@ -20,15 +20,16 @@ sys.path.insert(0, str(FOLDER.parent))
 
 from prometheus_client.metrics_core import Metric  # noqa: E402
 
-from engine.async_engine import AsyncEngine, EngineState  # noqa: E402
 from engine.config import Config  # noqa: E402
-from engine.metrics import DrafterMetrics, EngineMetrics  # noqa: E402
+from engine.draft.table import DRAFTERS, DrafterEntry  # noqa: E402
+from engine.figures import DrafterMetrics, EngineMetrics  # noqa: E402
 from engine.request import NO_ADVICE  # noqa: E402
+from engine.serving.async_engine import AsyncEngine, EngineState  # noqa: E402
 from engine.summary import EngineSummary, ModelSummary  # noqa: E402
-from server import unsupported  # noqa: E402
+from server.apis.shared.prompt import unsupported_fields  # noqa: E402
 from server.app import create_app  # noqa: E402
-from server.observer import HttpCounts  # noqa: E402
-from server.prometheus import make_registry  # noqa: E402
+from server.observability.http_counts import HttpCounts  # noqa: E402
+from server.observability.prometheus import make_registry  # noqa: E402
 
 PART = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 REQUESTS = {
@@ -38,10 +39,10 @@ REQUESTS = {
     "MessagesRequest": "/v1/messages",
 }
 UNSUPPORTED = {
-    "/v1/chat/completions": unsupported.UNSUPPORTED_CHAT,
-    "/v1/completions": unsupported.UNSUPPORTED_COMPLETION,
-    "/v1/responses": unsupported.UNSUPPORTED_RESPONSES,
-    "/v1/messages": unsupported.UNSUPPORTED_MESSAGES,
+    "/v1/chat/completions": unsupported_fields.UNSUPPORTED_CHAT,
+    "/v1/completions": unsupported_fields.UNSUPPORTED_COMPLETION,
+    "/v1/responses": unsupported_fields.UNSUPPORTED_RESPONSES,
+    "/v1/messages": unsupported_fields.UNSUPPORTED_MESSAGES,
 }
 
 Schema = Mapping[str, Any]
@@ -140,6 +141,19 @@ def _key(name: str, schema: Schema, definitions: Mapping[str, Schema]) -> tuple[
     )
 
 
+def drafters() -> str:
+    """Every drafter."""
+    rows = [
+        (f"`{name}`", entry.proposes, _needs(entry), entry.good_for)
+        for name, entry in DRAFTERS.items()
+    ]
+    return table(("drafter", "proposes", "needs", "good for"), rows)
+
+
+def _needs(entry: DrafterEntry) -> str:
+    return entry.needs if entry.model_key is None else f"`{entry.model_key}`"
+
+
 def _openapi() -> dict[str, Any]:
     return create_app(cast("AsyncEngine", IdleEngine()), Config()).openapi()
 
@@ -213,7 +227,7 @@ def metrics() -> str:
 
 
 PARTS: Mapping[str, Callable[[], str]] = {
-    part.__name__: part for part in (configuration, endpoints, fields, refused, metrics)
+    part.__name__: part for part in (configuration, drafters, endpoints, fields, refused, metrics)
 }
 
 

@@ -17,7 +17,7 @@ from engine.draft.drafter import Drafter
 from engine.kernels.bench import KernelReport, bench_kernels
 from engine.models.loader import packed_matrices
 from engine.models.runner import ModelRunner
-from engine.plan import Slice, StepPlan
+from engine.plan import Chunk, StepPlan
 from engine.request import ChatPrompt, GenerationRequest, SamplingParams, TextPrompt
 
 STEP_ROWS = (1, 2, 4, 8, 16)
@@ -98,9 +98,9 @@ def measure_passes(name: str, runner: ModelRunner, *, chunk: int, rounds: int = 
     blocks = tuple(range(-(-num_tokens // runner.block_size)))
 
     def run(start: int, count: int, first_logit: int) -> float:
-        piece = Slice("bench", start, tokens[start : start + count], blocks, count - 1, first_logit)
+        chunk = Chunk("bench", start, tokens[start : start + count], blocks, count - 1, first_logit)
         began = time.perf_counter()
-        runner.execute(StepPlan((piece,)))
+        runner.execute(StepPlan((chunk,)))
         return time.perf_counter() - began
 
     prefill, steps = [], defaultdict(list)

@@ -9,26 +9,22 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.admission import ModelLimits
-from engine.blocks import BlockPool
-from engine.config import Config, ConfigError, SpeculationConfig
+from engine.config import Config, ConfigError
 from engine.core import EngineCore
 from engine.draft.draft_model import DraftModel
-from engine.draft.drafter import Drafter
-from engine.draft.forced import ForcedDrafter
-from engine.draft.ngram import NgramDrafter, SharedTexts
+from engine.draft.drafter import Drafter, DrafterResources, LoadedDraft
 from engine.draft.policy import FixedPolicy, GoodputPolicy, Policy
-from engine.draft.predicted import PredictedDrafter
-from engine.draft.same_vocabulary import ModelDrafter, VocabularyMismatchError
 from engine.draft.speculator import Speculator
-from engine.draft.universal import UniversalDrafter
+from engine.draft.table import DRAFTERS, DrafterEntry, DraftModelKey
 from engine.models.gguf import hf_folder
 from engine.models.loader import Placement, load_runner
 from engine.models.runner import ModelRunner
 from engine.models.source import resolve
 from engine.request import SamplingDefaults
 from engine.sampling.grammar import Grammars
-from engine.scheduler import Scheduler
+from engine.scheduling.blocks import BlockPool
+from engine.scheduling.scheduler import Scheduler
+from engine.serving.admission import ModelLimits
 from engine.summary import EngineSummary, ModelSummary
 from engine.text.generation_config import read_generation_config
 from engine.text.tokenizer import TextTokenizer
@@ -65,7 +61,7 @@ class EngineParts:
     @property
     def draft_runners(self) -> dict[str, ModelRunner]:
         """The draft models' runners by the name of their drafter."""
-        return draft_runners(self.drafters)
+        return {d.name: d.model.runner for d in self.drafters if d.model is not None}
 
     def start_core(self) -> EngineCore:
         """A core without a past, drafters included, that has made its first passes."""
@@ -144,10 +140,10 @@ def load_parts(config: Config) -> EngineParts:
         memory_key="kv.memory_mib",
         memory_mib=config.kv.memory_mib,
         gpu_share=config.kv.gpu_memory_fraction
-        * (_TARGET_GPU_SHARE if config.draft or config.model_draft else 1.0),
+        * (_TARGET_GPU_SHARE if config.draft_models else 1.0),
     )
     grammars = Grammars(tokenizer, target.info.vocab_size)
-    make_drafters = _drafter_maker(config, placement, tokenizer, grammars)
+    make_drafters = load_drafters(config, placement, tokenizer, grammars)
     parts = EngineParts(
         config=config,
         model_name=config.served_names[0] if config.served_names else files.name,
@@ -188,48 +184,32 @@ def model_limits(config: Config, target: ModelRunner) -> ModelLimits:
     return ModelLimits(max_context, target.info.vocab_size, cut_by)
 
 
-def _drafter_maker(
-    config: Config, placement: Placement, target: TextTokenizer, grammars: Grammars
+def load_drafters(
+    config: Config, placement: Placement, tokenizer: TextTokenizer, grammars: Grammars
 ) -> Callable[[], tuple[Drafter, ...]]:
-    """Load the draft models; makes the configured drafters, less those that have no model."""
-    speculation = config.speculation
-    makers: dict[str, Callable[[], Drafter]] = {
-        "grammar": lambda: ForcedDrafter(grammars),
-        "predicted": PredictedDrafter,
-        "ngram": lambda: _ngram(speculation),
-    }
-    if config.draft is not None and "universal" in speculation.drafters:
-        universal = _load_draft(config, "draft", config.draft, placement)
-        makers["universal"] = lambda: UniversalDrafter(*universal(), target)
-    if config.model_draft is not None and "model" in speculation.drafters:
-        same = _load_draft(config, "model_draft", config.model_draft, placement)
-        makers["model"] = lambda: _same_vocabulary(*same(), target)
-    names = [name for name in dict.fromkeys(speculation.drafters) if name in makers]
-    return lambda: tuple(makers[name]() for name in names)
+    """Load the draft models; makes the configured drafters, less those that have no model.
 
+    Args:
+        tokenizer: the target's.
+        grammars: the target's.
+    """
+    entries = [DRAFTERS[name] for name in dict.fromkeys(config.speculation.drafters)]
+    needed = {entry.model_key for entry in entries}
+    drafts: dict[DraftModelKey | None, Callable[[], LoadedDraft | None]] = {None: lambda: None}
+    for key, reference in config.draft_models.items():
+        if key in needed:
+            drafts[key] = _load_draft(config, key, reference, placement)
 
-def _ngram(speculation: SpeculationConfig) -> NgramDrafter:
-    longest = speculation.ngram_max
-    shared = None
-    if speculation.ngram_shared:
-        shared = SharedTexts(max_tokens=speculation.ngram_shared_tokens, max_match=longest)
-    return NgramDrafter(min_match=speculation.ngram_min, max_match=longest, shared=shared)
+    def make(entry: DrafterEntry) -> Drafter:
+        draft = drafts[entry.model_key]()
+        return entry.make(DrafterResources(config.speculation, tokenizer, grammars, draft))
 
-
-def _same_vocabulary(
-    model: DraftModel, tokenizer: TextTokenizer, target: TextTokenizer
-) -> ModelDrafter:
-    try:
-        return ModelDrafter(model, tokenizer, target)
-    except VocabularyMismatchError as error:
-        raise ConfigError(
-            f"model_draft: {error}; a model of another vocabulary belongs under draft"
-        ) from error
+    return lambda: tuple(make(entry) for entry in entries if entry.model_key in drafts)
 
 
 def _load_draft(
-    config: Config, key: str, reference: str, placement: Placement
-) -> Callable[[], tuple[DraftModel, TextTokenizer]]:
+    config: Config, key: DraftModelKey, reference: str, placement: Placement
+) -> Callable[[], LoadedDraft]:
     files = resolve(reference)
     logger.info("loading %s %s", key, files.name)
     runner = load_runner(
@@ -243,13 +223,13 @@ def _load_draft(
     )
     tokenizer = TextTokenizer.load(hf_folder(files))
 
-    def make() -> tuple[DraftModel, TextTokenizer]:
+    def make() -> LoadedDraft:
         model = DraftModel(
             runner,
             max_context=runner.info.max_context,
             max_step_tokens=config.scheduler.prefill_chunk,
         )
-        return model, tokenizer
+        return LoadedDraft(model, tokenizer)
 
     return make
 
@@ -260,19 +240,11 @@ def summarize(core: EngineCore) -> EngineSummary:
     return EngineSummary(
         name=core.model_name,
         target=_model_summary(core.target),
-        drafts={name: _model_summary(runner) for name, runner in draft_runners(drafters).items()},
+        drafts={d.name: _model_summary(d.model.runner) for d in drafters if d.model is not None},
         drafters=tuple(drafter.name for drafter in drafters),
         max_context=core.limits.max_context,
         sampling_defaults=core.sampling_defaults,
     )
-
-
-def draft_runners(drafters: Sequence[Drafter]) -> dict[str, ModelRunner]:
-    return {
-        drafter.name: drafter.model.runner
-        for drafter in drafters
-        if isinstance(drafter, ModelDrafter | UniversalDrafter)
-    }
 
 
 def _model_summary(runner: ModelRunner) -> ModelSummary:

@@ -7,7 +7,7 @@ Sources, strongest first: keyword arguments, command-line flags, environment var
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -18,11 +18,12 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from engine.draft.table import DRAFTERS, DrafterName, DraftModelKey
+
 DeviceName = Literal["auto", "cpu", "cuda"]
 DtypeName = Literal["auto", "float32", "bfloat16"]
 Quantization = Literal["auto", "int8", "int4", "fast", "none"]
 LogFormat = Literal["console", "json"]
-DrafterName = Literal["grammar", "predicted", "ngram", "model", "universal"]
 
 
 class ConfigError(ValueError):
@@ -83,7 +84,7 @@ class SpeculationConfig(Section):
     """Draft-then-verify decoding."""
 
     drafters: tuple[DrafterName, ...] = Field(
-        ("grammar", "predicted", "ngram", "model", "universal"),
+        get_args(DrafterName),
         description="drafters in order of preference; 'model' and 'universal' are left out when "
         "model_draft or draft names no model for them",
     )
@@ -102,7 +103,9 @@ class SpeculationConfig(Section):
         "other's text by its speed",
     )
     ngram_shared_tokens: int = Field(
-        200_000, ge=1000, description="tokens of finished requests kept for ngram_shared"
+        200_000,
+        ge=1000,
+        description="tokens of finished requests kept for ngram_shared, of none that has more",
     )
     ngram_min: int = Field(2, ge=1, le=16, description="shortest suffix match of the ngram drafter")
     ngram_max: int = Field(4, ge=1, le=16, description="longest suffix match of the ngram drafter")
@@ -147,7 +150,9 @@ class LimitsConfig(Section):
     )
     max_guided_choices: int = Field(10_000, ge=1, description="entries of `guided_choice`")
     max_schema_seconds: float = Field(
-        5.0, gt=0, description="time its compilation may take; then the request is refused"
+        5.0,
+        gt=0,
+        description="time its compilation may take; then it is ended and the request refused",
     )
 
 
@@ -329,6 +334,20 @@ class Config(BaseSettings):
     cors: CorsConfig = Field(CorsConfig(), description="web pages of other origins")
     metrics: MetricsConfig = Field(MetricsConfig(), description="Prometheus exposition")
     tracing: TracingConfig = Field(TracingConfig(), description="OpenTelemetry traces")
+
+    @property
+    def draft_models(self) -> dict[DraftModelKey, str]:
+        """References of the draft models, in the order in which they are loaded."""
+        references: dict[DraftModelKey, str | None] = {
+            "draft": self.draft,
+            "model_draft": self.model_draft,
+        }
+        return {key: reference for key, reference in references.items() if reference is not None}
+
+    def draft_model_of(self, drafter: str) -> str | None:
+        """Reference of a drafter's draft model."""
+        key = DRAFTERS[drafter].model_key
+        return None if key is None else self.draft_models.get(key)
 
     @field_validator("served_names")
     @classmethod

@@ -6,7 +6,7 @@ Small, plain and picklable, so that a plan can be broadcast to other ranks.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ Int64Array = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
+class Chunk:
     """The consecutive tokens of one request that a step computes."""
 
     request_id: str
@@ -44,32 +44,49 @@ class Slice:
     def num_logits(self) -> int:
         return len(self.token_ids) - self.first_logit
 
+    def with_draft(self, num_draft: int) -> Chunk:
+        """The chunk with only the first `num_draft` of its draft tokens."""
+        if num_draft == self.num_draft:
+            return self
+        num_tokens = self.num_tokens - self.num_draft + num_draft
+        return replace(self, token_ids=self.token_ids[:num_tokens], num_draft=num_draft)
+
+
+def roll_back(chunk: Chunk, num_accepted: int) -> Chunk:
+    """A computed chunk without the draft tokens that were rejected.
+
+    Nothing is undone in the KV cache. The sequence advances to the end of the chunk that is left,
+    and the next step starts there: its keys and values overwrite the stale slots of the rejected
+    tokens before anything attends to them.
+    """
+    return chunk.with_draft(num_accepted)
+
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One forward pass: every slice is computed together."""
+    """One forward pass: every chunk is computed together."""
 
-    slices: tuple[Slice, ...]
+    chunks: tuple[Chunk, ...]
 
     @property
     def num_tokens(self) -> int:
-        return sum(s.num_tokens for s in self.slices)
+        return sum(chunk.num_tokens for chunk in self.chunks)
 
     @property
     def num_draft_tokens(self) -> int:
-        return sum(s.num_draft for s in self.slices)
+        return sum(chunk.num_draft for chunk in self.chunks)
 
 
 @dataclass(frozen=True, slots=True)
 class PackedStep:
-    """A plan as flat arrays: T tokens of R slices in one row, L of them with logits.
+    """A plan as flat arrays: T tokens of R chunks in one row, L of them with logits.
 
     Attributes:
         token_ids: int32[T]
         positions: int32[T]
         slots: int64[T], where each token's K and V go: block id * block size + offset.
-        query_starts: int32[R + 1], slice r has rows query_starts[r] .. query_starts[r + 1] - 1.
-        context_lens: int32[R], tokens each slice attends to, its own included.
+        query_starts: int32[R + 1], chunk r has rows query_starts[r] .. query_starts[r + 1] - 1.
+        context_lens: int32[R], tokens each chunk attends to, its own included.
         block_tables: int32[R, B], padded with 0.
         logit_rows: int32[L], rows that need logits, ascending.
     """
@@ -85,21 +102,23 @@ class PackedStep:
 
 def pack(plan: StepPlan, block_size: int) -> PackedStep:
     """Flatten a plan for a runner whose KV blocks hold `block_size` tokens."""
-    slices = plan.slices
-    lengths = np.fromiter((s.num_tokens for s in slices), np.int32, len(slices))
-    starts = np.fromiter((s.start for s in slices), np.int32, len(slices))
-    query_starts = np.zeros(len(slices) + 1, np.int32)
+    chunks = plan.chunks
+    lengths = np.fromiter((chunk.num_tokens for chunk in chunks), np.int32, len(chunks))
+    starts = np.fromiter((chunk.start for chunk in chunks), np.int32, len(chunks))
+    query_starts = np.zeros(len(chunks) + 1, np.int32)
     np.cumsum(lengths, out=query_starts[1:])
-    block_tables = np.zeros((len(slices), max(len(s.block_ids) for s in slices)), np.int32)
-    for row, piece in enumerate(slices):
-        block_tables[row, : len(piece.block_ids)] = piece.block_ids
-    owner = np.repeat(np.arange(len(slices), dtype=np.int32), lengths)
+    block_tables = np.zeros((len(chunks), max(len(chunk.block_ids) for chunk in chunks)), np.int32)
+    for row, chunk in enumerate(chunks):
+        block_tables[row, : len(chunk.block_ids)] = chunk.block_ids
+    owner = np.repeat(np.arange(len(chunks), dtype=np.int32), lengths)
     offsets = np.arange(query_starts[-1], dtype=np.int32) - query_starts[owner]
     positions = starts[owner] + offsets
     blocks = block_tables[owner, positions // block_size].astype(np.int64)
-    first_logits = np.fromiter((s.first_logit for s in slices), np.int32, len(slices))
+    first_logits = np.fromiter((chunk.first_logit for chunk in chunks), np.int32, len(chunks))
     return PackedStep(
-        token_ids=np.concatenate([s.token_ids for s in slices]).astype(np.int32, copy=False),
+        token_ids=np.concatenate([chunk.token_ids for chunk in chunks]).astype(
+            np.int32, copy=False
+        ),
         positions=positions,
         slots=blocks * block_size + positions % block_size,
         query_starts=query_starts,
@@ -110,10 +129,10 @@ def pack(plan: StepPlan, block_size: int) -> PackedStep:
 
 
 @dataclass(frozen=True, slots=True)
-class SliceResult:
-    """What the target says to one slice.
+class ChunkResult:
+    """What the target says to one chunk.
 
-    `token_ids` is empty for a slice that ends inside the prompt; else it holds the accepted draft
+    `token_ids` is empty for a chunk that ends inside the prompt; else it holds the accepted draft
     tokens and one token of the target's own.
     """
 
@@ -129,6 +148,6 @@ class SliceResult:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Results in the order of the plan's slices."""
+    """Results in the order of the plan's chunks."""
 
-    slices: Sequence[SliceResult]
+    chunks: Sequence[ChunkResult]

@@ -207,7 +207,7 @@ class TokenLogprob:
     """One token's log-probability and the likeliest alternatives, from the unprocessed logits."""
 
     token_id: int
-    piece: bytes
+    token_bytes: bytes
     logprob: float
     top: tuple[tuple[int, bytes, float], ...]
     """(token id, its bytes, log-probability), likeliest first."""

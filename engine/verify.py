@@ -2,20 +2,21 @@
 
 One rule decides: at each position the target samples its own token, after all processors, which
 see the history that the draft so far implies; a draft token is accepted when it equals that
-sample. So every sampling feature works under speculation, and any drafter is lossless. A request
-may ask for less (`accept_top_k`): then one of the likeliest tokens is accepted too, of those that
-the target could have sampled.
+sample (`accept_draft`). So every sampling feature works under speculation, and any drafter is
+lossless. A request may ask for less (`accept_top_k`): then one of the likeliest tokens is accepted
+too, of those that the target could have sampled.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from engine.plan import Slice, SliceResult, StepPlan, StepResult
+from engine.fault import ANY_FAULT
+from engine.plan import Chunk, ChunkResult, StepPlan, StepResult
 from engine.request import SamplingParams, TokenLogprob
 from engine.sampling.grammar import Grammars
 from engine.sampling.grammar_mask import (
@@ -29,16 +30,35 @@ from engine.sampling.logprobs import token_logprobs
 from engine.sampling.processors import TokenHistory, apply_bias, forbid_end, has_penalties
 from engine.sampling.restrict import likeliest
 from engine.sampling.sampler import INVALID, sample
-from engine.sequence import TokenSequence
+from engine.scheduling.sequence import TokenSequence
 
 INVALID_LOGITS = "The model produced invalid logits for this request."
 
 
+def accept_draft(
+    draft: Sequence[int], own: Sequence[int], likely: Sequence[Collection[int]]
+) -> list[int]:
+    """The accept rule: a draft's leading tokens, up to the first that the target does not agree to.
+
+    The target agrees to a token that equals its own sample in that place. Under lossy acceptance,
+    which a request has to ask for, it agrees to its likeliest tokens too.
+
+    Args:
+        draft: draft tokens.
+        own: the target's own samples, one in the place of each draft token at least.
+        likely: tokens that do as well, one collection for each draft token, empty unless lossy.
+    """
+    for index, (drafted, sampled) in enumerate(zip(draft, own, strict=False)):
+        if drafted != sampled and drafted not in likely[index]:
+            return list(draft[:index])
+    return list(draft)
+
+
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Where one slice's logits lie and what they are for."""
+    """Where one chunk's logits lie and what they are for."""
 
-    piece: Slice
+    chunk: Chunk
     sequence: TokenSequence
     first: int
     num_scored: int
@@ -52,15 +72,17 @@ class _Rows:
 
     @property
     def draft(self) -> list[int]:
-        piece = self.piece
-        return [int(i) for i in piece.token_ids[piece.num_tokens - piece.num_draft :]]
+        chunk = self.chunk
+        return [int(i) for i in chunk.token_ids[chunk.num_tokens - chunk.num_draft :]]
 
 
 class Verifier:
     """Samples the target's tokens and accepts drafts. Keeps token histories for penalties."""
 
-    def __init__(self, pieces: Sequence[bytes], eos_ids: Iterable[int], grammars: Grammars) -> None:
-        self._pieces = pieces
+    def __init__(
+        self, token_bytes: Sequence[bytes], eos_ids: Iterable[int], grammars: Grammars
+    ) -> None:
+        self._token_bytes = token_bytes
         self._eos_ids = frozenset(eos_ids)
         self._grammars = grammars
         self._mask_buffer = MaskBuffer()
@@ -70,26 +92,39 @@ class Verifier:
         """Drop what is kept about a request that has ended."""
         self._histories.pop(request_id, None)
 
-    def distrust(self, request_id: str) -> None:
-        """Make anew what is kept about a request: `verify` raised, perhaps in the middle of it."""
-        self._histories.pop(request_id, None)
-        matcher = self._grammars.of(request_id)
-        if matcher is not None:
-            matcher.distrust()
-
     def verify(
         self,
         plan: StepPlan,
         sequence_of: Callable[[str], TokenSequence],
         logits: torch.Tensor,
     ) -> StepResult:
-        """Decide every slice.
+        """Decide every chunk. When this raises, it can be called again.
 
         Args:
             plan: the executed plan; its sequences have not been advanced yet.
-            sequence_of: finds a slice's sequence by request id.
+            sequence_of: finds a chunk's sequence by request id.
             logits: float32[L, V] in plan order; left unchanged.
         """
+        try:
+            return self._verify(plan, sequence_of, logits)
+        except ANY_FAULT:
+            for chunk in plan.chunks:
+                self._invalidate(chunk.request_id)
+            raise
+
+    def _invalidate(self, request_id: str) -> None:
+        """Make anew what is kept about a request: `_verify` raised, perhaps in the middle of it."""
+        self._histories.pop(request_id, None)
+        matcher = self._grammars.of(request_id)
+        if matcher is not None:
+            matcher.invalidate()
+
+    def _verify(
+        self,
+        plan: StepPlan,
+        sequence_of: Callable[[str], TokenSequence],
+        logits: torch.Tensor,
+    ) -> StepResult:
         layout = _layout(plan, sequence_of)
         checks = self._check_grammars(layout)
         chosen, processed = self._sample(layout, logits, checks)
@@ -116,7 +151,7 @@ class Verifier:
         tokens: list[int],
         accepted: list[int],
         error: str | None,
-    ) -> SliceResult:
+    ) -> ChunkResult:
         """
         Args:
             tokens: the target's own, at the leading rows that count.
@@ -126,8 +161,8 @@ class Verifier:
         logprobs = self._output_logprobs(rows, logits, committed)
         prompt_logprobs = self._prompt_logprobs(rows, logits)
         if any(math.isnan(entry.logprob) for entry in (*logprobs, *prompt_logprobs)):
-            return SliceResult((), error=INVALID_LOGITS)
-        return SliceResult(
+            return ChunkResult((), error=INVALID_LOGITS)
+        return ChunkResult(
             token_ids=committed,
             num_accepted=len(accepted),
             num_lossy=sum(a != b for a, b in zip(accepted, tokens, strict=False)),
@@ -211,32 +246,34 @@ class Verifier:
         if num_top is None or not committed:
             return ()
         scored = logits[rows.sampled][: len(committed)]
-        return tuple(token_logprobs(scored, committed, [num_top] * len(committed), self._pieces))
+        return tuple(
+            token_logprobs(scored, committed, [num_top] * len(committed), self._token_bytes)
+        )
 
     def _prompt_logprobs(self, rows: _Rows, logits: torch.Tensor) -> tuple[TokenLogprob, ...]:
         num_top = rows.sequence.params.prompt_logprobs
         if num_top is None or not rows.num_scored:
             return ()
-        start = rows.piece.start + rows.piece.first_logit + 1
+        start = rows.chunk.start + rows.chunk.first_logit + 1
         targets = rows.sequence.token_ids[start : start + rows.num_scored]
         scored = logits[rows.first : rows.first + rows.num_scored]
-        return tuple(token_logprobs(scored, targets, [num_top] * len(targets), self._pieces))
+        return tuple(token_logprobs(scored, targets, [num_top] * len(targets), self._token_bytes))
 
 
 def _layout(plan: StepPlan, sequence_of: Callable[[str], TokenSequence]) -> list[_Rows]:
     layout, first = [], 0
-    for piece in plan.slices:
-        sequence = sequence_of(piece.request_id)
-        samples = piece.end - piece.num_draft == sequence.num_tokens
-        num_sampled = piece.num_draft + 1 if samples else 0
-        num_scored = piece.num_logits - num_sampled
-        layout.append(_Rows(piece, sequence, first, num_scored, num_sampled))
-        first += piece.num_logits
+    for chunk in plan.chunks:
+        sequence = sequence_of(chunk.request_id)
+        samples = chunk.end - chunk.num_draft == sequence.num_tokens
+        num_sampled = chunk.num_draft + 1 if samples else 0
+        num_scored = chunk.num_logits - num_sampled
+        layout.append(_Rows(chunk, sequence, first, num_scored, num_sampled))
+        first += chunk.num_logits
     return layout
 
 
 def _accepted(rows: _Rows, tokens: Sequence[int], sampled_from: torch.Tensor) -> list[int]:
-    """Draft tokens, from the first, that equal the target's own or, if asked for, nearly do.
+    """The leading tokens of a request's draft that are accepted.
 
     Args:
         tokens: the target's own.
@@ -247,7 +284,4 @@ def _accepted(rows: _Rows, tokens: Sequence[int], sampled_from: torch.Tensor) ->
     likely: list[list[int]] = [[]] * len(draft)
     if top_k is not None and draft:
         likely = likeliest(sampled_from[: len(draft)], rows.sequence.params, top_k)
-    for index, (drafted, own) in enumerate(zip(draft, tokens, strict=False)):
-        if drafted != own and drafted not in likely[index]:
-            return draft[:index]
-    return draft
+    return accept_draft(draft, tokens, likely)

@@ -17,14 +17,13 @@ from loadtest.client import Client, Record
 from loadtest.load import Amount, Sender, closed_loop, open_loop, poisson_arrivals
 from loadtest.output import show, to_json
 from loadtest.report import Limits, Report, parse_limits, summarize
-from loadtest.suites import Entry, SuiteError, read_suite
+from loadtest.suites import DEFAULT_SUITE, Entry, SuiteError, read_suite
 from loadtest.target import TargetError, first_model, open_target
 
 _OTHER_TESTS: dict[str, Callable[[Sequence[str]], int]] = {
     "soak": soak.main,
     "overload": overload.main,
 }
-DEFAULT_SUITE = Path(__file__).parent / "suites" / "mixed.jsonl"
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+DEFAULT_SUITE = Path(__file__).parent / "suites" / "mixed.jsonl"
+
 # Where an answer to a HumanEval prompt leaves the function it was asked to write.
 _HUMANEVAL_STOPS = ("\nclass", "\ndef", "\n#", "\nif")
 

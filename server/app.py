@@ -12,36 +12,34 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
-from engine.async_engine import AsyncEngine, EngineState
 from engine.config import Config, CorsConfig
+from engine.serving.async_engine import AsyncEngine, EngineState
 from server import VERSION
-from server.admission import Admission, AdmissionMiddleware
-from server.api_keys import ApiKeys
-from server.auth import ApiKeyMiddleware
-from server.body_limit import BodyLimitMiddleware
-from server.catch_all import CatchAllMiddleware
+from server.apis.chat import route as chat
+from server.apis.completions import route as completions
+from server.apis.messages import route as messages
+from server.apis.models import route as models
+from server.apis.operation import health, metrics, speculation, version
+from server.apis.responses import route as responses
+from server.apis.tokenize import route as tokenize
 from server.context import ServerContext
 from server.errors import add_error_handlers
-from server.head import HeadMiddleware
-from server.header_limit import HeaderLimitMiddleware
-from server.observer import HttpCounts, ObserverMiddleware
-from server.preflight import PreflightMiddleware
-from server.prometheus import make_registry
-from server.request_id import RequestIdMiddleware
-from server.routes import (
-    chat,
-    completions,
-    health,
-    messages,
-    metrics,
-    models,
-    responses,
-    speculation,
-    tokenize,
-    version,
-)
-from server.slashes import SlashesMiddleware
-from server.tracing import Tracing
+from server.middleware.access_log import AccessLogMiddleware
+from server.middleware.admission import Admission, AdmissionMiddleware
+from server.middleware.api_keys import ApiKeys
+from server.middleware.auth import ApiKeyMiddleware
+from server.middleware.body_limit import BodyLimitMiddleware
+from server.middleware.catch_all import CatchAllMiddleware
+from server.middleware.head import HeadMiddleware
+from server.middleware.header_limit import HeaderLimitMiddleware
+from server.middleware.not_enforced_header import HEADER as NOT_ENFORCED
+from server.middleware.not_enforced_header import NotEnforcedHeaderMiddleware
+from server.middleware.preflight import PreflightMiddleware
+from server.middleware.request_id import RequestIdMiddleware
+from server.middleware.slashes import SlashesMiddleware
+from server.observability.http_counts import HttpCounts
+from server.observability.prometheus import make_registry
+from server.observability.tracing import Tracing
 
 logger = logging.getLogger(__name__)
 
@@ -112,11 +110,12 @@ def create_app(
             Middleware(RequestIdMiddleware),
             Middleware(SlashesMiddleware),
             Middleware(
-                ObserverMiddleware,
+                AccessLogMiddleware,
                 routes=routes,
                 counts=counts,
                 traces=tracing,
             ),
+            Middleware(NotEnforcedHeaderMiddleware),
             Middleware(HeadMiddleware),
             _cors(config.cors, routes),
             Middleware(CatchAllMiddleware),
@@ -155,7 +154,7 @@ def _cors(config: CorsConfig, routes: Sequence[Route]) -> Middleware:
         allow_origins=config.allow_origins,
         allow_methods=["GET", "POST", "DELETE"],
         allow_headers=["*"],
-        expose_headers=["Retry-After", "X-Request-Id"],
+        expose_headers=["Retry-After", "X-Request-Id", NOT_ENFORCED],
     )
 
 

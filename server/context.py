@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import time
 from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 from fastapi import Depends, Request
 
-from engine.async_engine import AsyncEngine
 from engine.config import Config
-from server.admission import OPEN_TICKET, TICKET, Admission, Ticket
+from engine.serving.async_engine import AsyncEngine
+from server.apis.responses.store import ResponseStore
 from server.errors import ApiError
-from server.render.renderer import ResponseHead
-from server.response_store import ResponseStore
-from server.sampling import SamplingRules
+from server.middleware.admission import OPEN_TICKET, TICKET, Admission, Ticket
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +23,6 @@ class ServerContext:
     responses: ResponseStore = field(default_factory=ResponseStore)
     ticket: Ticket = OPEN_TICKET
     """The request's."""
-
-    @property
-    def sampling_rules(self) -> SamplingRules:
-        return SamplingRules(self.config.limits, self.engine.sampling_defaults)
 
     @property
     def model_names(self) -> tuple[str, ...]:
@@ -56,20 +48,6 @@ class ServerContext:
         """
         shared = self.config.kv.prefix_cache_scope == "server"
         return json.dumps(["" if shared else self.ticket.client, salt or ""])
-
-    def response_head(self, response_id: str, model: str) -> ResponseHead:
-        """
-        Args:
-            model: the name that the client has used.
-        """
-        identity = f"{self.engine.card.name}/{self.config.dtype}"
-        digest = hashlib.blake2b(identity.encode(), digest_size=5)
-        return ResponseHead(
-            id=response_id,
-            created=int(time.time()),
-            model=model,
-            system_fingerprint=f"fp_{digest.hexdigest()}",
-        )
 
 
 async def _context(request: Request) -> ServerContext:

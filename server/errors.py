@@ -15,9 +15,13 @@ from starlette.routing import Match, Route
 from starlette.types import Scope
 
 from engine.request import EngineDeadError, QueueFullError, RequestError
-from server.private_traceback import private_traceback
-from server.schemas.common import ErrorBody, ErrorDetail
-from server.schemas.messages import AnthropicError, AnthropicErrorDetail
+from server.apis.shared.schema.error import (
+    AnthropicError,
+    AnthropicErrorDetail,
+    ErrorBody,
+    ErrorDetail,
+)
+from server.observability.private_traceback import private_traceback
 
 logger = logging.getLogger(__name__)
 
@@ -94,6 +98,14 @@ def deadline_passed() -> ApiError:
     message = "The request took longer than this server allows."
     headers = {"x-should-retry": "false"}
     return ApiError(408, message, code="request_timeout", headers=headers)
+
+
+def body_too_large(max_bytes: int) -> ApiError:
+    return ApiError(
+        413,
+        f"The request body is larger than the limit of {max_bytes} bytes.",
+        code="request_too_large",
+    )
 
 
 def anthropic_error(error: ApiError) -> AnthropicError:
@@ -200,6 +212,9 @@ def _validation_error(problems: Sequence[Any]) -> ApiError:
     param = _param(problem["loc"])
     if param is None:
         return ApiError(400, "The request body must be a JSON object.")
+    if problem["type"] == "extra_forbidden":
+        message = f"'{param}' is not supported by this server."
+        return ApiError(400, message, param=param, code="unsupported_parameter")
     if problem["type"] == "missing":
         return ApiError(400, f"Missing required parameter: '{param}'.", param=param)
     return ApiError(400, f"Invalid value for '{param}': {problem['msg']}.", param=param)

@@ -26,39 +26,56 @@ def check_stops(stops: Sequence[str], limits: LimitsConfig) -> None:
 
 
 def check_tools(tools: Sequence[Mapping[str, Any]], limits: LimitsConfig) -> None:
-    """
+    """Number of tools, and each one's schema; takes as long as their size, up to the limits.
+
     Args:
         tools: in OpenAI's form.
     """
     at_most(len(tools), limits.max_tools, "tools", "entries")
     for number, tool in enumerate(tools):
         schema = tool["function"].get("parameters") or {}
-        check_schema_depth(schema, limits, f"tools.{number}.function.parameters")
+        parsed_schema(schema, limits, f"tools.{number}.function.parameters")
 
 
-def check_schema_text(text: str, limits: LimitsConfig, param: str) -> None:
-    """The depth of a JSON schema in JSON; whether it is one is not checked."""
-    try:
-        schema = pydantic_core.from_json(text)
-    except ValueError as error:
-        raise RequestError(f"'{param}' is not valid JSON: {error}.", param=param) from error
-    check_schema_depth(schema, limits, param)
+def check_size(text: str | bytes, limits: LimitsConfig, param: str) -> None:
+    size = len(text.encode() if isinstance(text, str) else text)
+    if size > limits.max_schema_bytes:
+        raise RequestError(
+            f"'{param}' has {size} bytes; the limit is {limits.max_schema_bytes}.", param=param
+        )
 
 
-def check_schema_depth(schema: Any, limits: LimitsConfig, param: str) -> None:
-    at_most(_depth(schema), limits.max_schema_depth, param, "levels")
+def parsed_schema(schema: str | Mapping[str, Any], limits: LimitsConfig, param: str) -> Any:
+    """A JSON schema within the limits, which may be given in JSON. Whether it is one isn't checked.
+
+    Raises:
+        RequestError: it is too large, too deep, or text that is not JSON.
+    """
+    # The size bounds what the walk through it costs.
+    check_size(schema if isinstance(schema, str) else pydantic_core.to_json(schema), limits, param)
+    if isinstance(schema, str):
+        try:
+            schema = pydantic_core.from_json(schema)
+        except ValueError as error:
+            raise RequestError(f"'{param}' is not valid JSON: {error}.", param=param) from error
+    if is_deeper(schema, limits.max_schema_depth):
+        raise RequestError(
+            f"'{param}' is nested too deep; the limit is {limits.max_schema_depth} levels.",
+            param=param,
+        )
+    return schema
 
 
-def _depth(value: Any) -> int:
-    """Levels of nested objects and arrays; found without recursion."""
-    deepest = 0
-    pending = [(value, 1)]
-    while pending:
-        inner, level = pending.pop()
-        if isinstance(inner, Mapping):
-            inner = inner.values()
-        elif not isinstance(inner, list):
-            continue
-        deepest = max(deepest, level)
-        pending.extend((item, level + 1) for item in inner)
-    return deepest
+def is_deeper(value: Any, limit: int) -> bool:
+    """Whether objects and arrays are nested in more levels; found without recursion."""
+    level = [value]
+    for _ in range(limit + 1):
+        nested = [inner for inner in level if isinstance(inner, Mapping | list)]
+        if not nested:
+            return False
+        level = [
+            item
+            for inner in nested
+            for item in (inner.values() if isinstance(inner, Mapping) else inner)
+        ]
+    return True

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import load_config
+from engine.config import ConfigError, load_config
 
 FOLDER = Path(__file__).parent.parent / "configs"
 
@@ -31,3 +31,32 @@ def test_qwen_coder() -> None:
     assert config.model == "Qwen/Qwen2.5-Coder-1.5B-Instruct"
     assert config.draft == "HuggingFaceTB/SmolLM2-135M-Instruct"
     assert config.speculation.drafters[:2] == ("grammar", "universal")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "No such file"),
+        (b"model: [", "not valid YAML"),
+        (b"model: \xff", "not valid YAML"),
+        (b"- model", "must be a mapping"),
+        (b"1: x", "must be a mapping"),
+    ],
+)
+def test_unreadable_file_is_one_line_that_names_it(
+    content: bytes | None, message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "config.yaml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigError) as raised:
+        load_config(path)
+    assert str(raised.value).startswith(f"{path}: ")
+    assert message in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_empty_file_leaves_the_defaults(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("# nothing\n")
+    assert load_config(path) == load_config()

@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from engine.config import load_config
-from server.cli import make_parser
-from server.serve import SHUTDOWN_SECONDS
+from server.cli.main import make_parser
+from server.process.serve import SHUTDOWN_SECONDS
 
 ROOT = Path(__file__).parent.parent
 
@@ -64,7 +64,7 @@ def test_prometheus_scrapes_the_port_the_server_listens_on(
     command = json.loads(arguments(dockerfile, "CMD")[-1])
     assert command[command.index("--port") + 1] == port
     assert compose["services"][host]["ports"][0].endswith(f":{port}")
-    from server.routes import metrics
+    from server.apis.operation import metrics
 
     assert job["metrics_path"] in {getattr(route, "path", None) for route in metrics.router.routes}
 
@@ -129,7 +129,7 @@ def test_prometheus_finds_its_alerts(compose: dict[str, Any]) -> None:
 
 
 def test_the_health_check_asks_the_health_route(dockerfile: list[tuple[str, str]]) -> None:
-    from server.routes import health
+    from server.apis.operation import health
 
     [check] = arguments(dockerfile, "HEALTHCHECK")
     [path] = re.findall(r"127\.0\.0\.1:8000(/\w+)", check)

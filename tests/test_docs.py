@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import functools
 import importlib.util
 import json
 import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,16 +20,17 @@ import pytest
 from pydantic import BaseModel
 
 from engine.config import Config
-from engine.metrics import DrafterMetrics
+from engine.figures import DrafterMetrics
 from server.app import create_app
-from server.cli import make_parser
-from server.observer import HttpCounts
-from server.prometheus import make_registry
+from server.cli.main import make_parser
+from server.observability.http_counts import HttpCounts
+from server.observability.prometheus import make_registry
 from tests.server.scripted_engine import ScriptedEngine
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
+TEXTS = [*PAGES, ROOT / "README.md", ROOT / "SECURITY.md"]
 SHELL = re.compile(r"```sh\n(.*?)```", re.DOTALL)
 CURL = re.compile(r"curl (?:-N )?localhost:8000(/\S+) -H \S+ \S+ -d '(.*?)'", re.DOTALL)
 
@@ -145,6 +148,83 @@ async def test_example_requests_are_answered():
         for name, route, body in requests():
             response = await http.post(route, json={**body, "model": "tiny/model"})
             assert response.status_code == 200, (name, response.text)
+
+
+SPAN = re.compile(r"`([^`\n]+)`")
+IN_FOLDER = re.compile(r"(?:\w+=)?([a-z.]\w*(?:/[\w.-]+)+/?|[a-z]\w*/)")
+FILE_NAME = re.compile(r"[\w.-]+\.(?:cpp|h|md|py|toml|txt|yaml|yml)|Dockerfile|Makefile")
+NOT_OURS = (".venv/", "build/", "application/")
+"""What is made, or is no path."""
+NOT_SOURCE = {".git", ".venv", "build"}
+
+
+@functools.cache
+def file_names() -> frozenset[str]:
+    """Of all files there are, wherever they are."""
+    folders = [p for p in ROOT.iterdir() if p.is_dir() and p.name not in NOT_SOURCE]
+    files = [p for folder in folders for p in folder.rglob("*")] + list(ROOT.iterdir())
+    return frozenset(path.name for path in files)
+
+
+def stale_references(text: str) -> list[str]:
+    """Files and folders of the repository, and what is in them, that a text names wrongly.
+
+    A word in backticks is such a name when it is a path, or a file of some kind that only the
+    repository has. ``PATH::NAME`` is a class, a function or a constant, with dots or colons
+    between it and what holds it.
+    """
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    words = [word for span in SPAN.findall(prose) for word in span.split()]
+    return [word for word in words if is_stale(*word.partition("::")[::2])]
+
+
+def is_stale(name: str, inner: str) -> bool:
+    match = IN_FOLDER.fullmatch(name)
+    if match is None:
+        return FILE_NAME.fullmatch(name) is not None and name not in file_names()
+    if match[1].startswith(NOT_OURS):
+        return False
+    path = ROOT / match[1]
+    return not path.exists() or (bool(inner) and not defines(path, re.split(r"::|\.", inner)))
+
+
+def defines(path: Path, names: Iterable[str]) -> bool:
+    node: ast.AST | None = ast.parse(path.read_text(encoding="utf-8"))
+    for name in names:
+        node = next((child for child in getattr(node, "body", ()) if binds(child, name)), None)
+    return node is not None
+
+
+def binds(statement: ast.stmt, name: str) -> bool:
+    match statement:
+        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+            return statement.name == name
+        case ast.AnnAssign(target=ast.Name(id=target)):
+            return target == name
+        case ast.Assign(targets=targets):
+            return any(isinstance(target, ast.Name) and target.id == name for target in targets)
+    return False
+
+
+def test_a_stale_reference_is_found() -> None:
+    there = "`engine/core.py::EngineCore.step` `engine/draft/table.py::DRAFTERS` `.venv/bin/pip` "
+    there += "`tests/e2e` `docs/` `make X=configs/default.yaml` `/v1/models` `core.py` `ORG/NAME`"
+    assert stale_references(there) == []
+    for gone in (
+        "engine/gone.py", "engine/gone/", "gone/", "config/default.yaml", "gone.py",
+        "engine/core.py::Gone", "engine/core.py::EngineCore.gone", "engine/gone.py::EngineCore",
+    ):  # fmt: skip
+        assert stale_references(f"See `{gone}`.") == [gone]
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=[path.name for path in TEXTS])
+def test_files_that_the_text_names_exist(path: Path) -> None:
+    assert stale_references(path.read_text(encoding="utf-8")) == []
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    listed = re.findall(r": (\w+\.md)$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.MULTILINE)
+    assert sorted(listed) == [path.name for path in PAGES]
 
 
 def test_the_site_builds_strictly_and_fetches_nothing(tmp_path):

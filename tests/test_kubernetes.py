@@ -12,10 +12,10 @@ import yaml
 
 from engine.config import Config, load_config
 from server.app import create_app
-from server.cli import make_parser
-from server.observer import HttpCounts
-from server.prometheus import make_registry
-from server.serve import SHUTDOWN_SECONDS
+from server.cli.main import make_parser
+from server.observability.http_counts import HttpCounts
+from server.observability.prometheus import make_registry
+from server.process.serve import SHUTDOWN_SECONDS
 from tests.server.scripted_engine import ScriptedEngine
 
 FOLDER = Path(__file__).parent.parent / "deploy" / "kubernetes"

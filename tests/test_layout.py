@@ -1,4 +1,4 @@
-"""Imports go one way: server to engine, and inside the engine from an upper layer to a lower."""
+"""Imports go one way: server to engine, and inside each from an upper layer to a lower."""
 
 from __future__ import annotations
 
@@ -14,23 +14,114 @@ ROOT = Path(__file__).parent.parent
 MAX_LINES = 450
 
 LAYERS: tuple[frozenset[str], ...] = (
-    frozenset({"fault", "request", "metrics", "config", "pace"}),
-    frozenset({"watchdog", "plan", "recovery", "preparation", "blocks", "admission", "summary"}),
-    frozenset({"sequence"}),
-    frozenset({"waiting", "kernels", "cache"}),
-    frozenset({"scheduler", "text", "sampling"}),
-    frozenset({"models"}),
-    frozenset({"draft", "verify", "isolation"}),
-    frozenset({"preparer"}),
+    frozenset({"draft.table"}),
+    frozenset({"fault", "request", "figures", "config", "serving.pace"}),
+    frozenset(
+        {
+            *("plan", "preparation", "summary"),
+            *("serving.watchdog", "serving.recovery", "serving.admission", "serving.output_stream"),
+        }
+    ),
+    frozenset({"scheduling", "kernels", "cache"}),
+    frozenset({"text", "sampling"}),
+    frozenset({"models", "request_state"}),
+    frozenset({"draft", "verify", "accounting", "serving.isolation"}),
+    frozenset({"serving.preparer", "serving.step_guard"}),
+    frozenset({"request_table"}),
     frozenset({"core"}),
-    frozenset({"build", "engine_thread", "request_workers"}),
-    frozenset({"async_engine", "bench", "doctor"}),
+    frozenset({"build", "serving.engine_thread", "serving.request_workers"}),
+    frozenset({"serving.async_engine", "bench", "doctor"}),
 )
 """Modules and packages of the engine, lowest first."""
 
+SERVER_LAYERS: tuple[dict[str, str], ...] = (
+    {
+        "": "limits",
+        "json_schema": "keywords patterns",
+        "parsing": "call_arguments deltas tags",
+        "observability": "http_counts private_traceback request_record start_summary",
+        "apis.shared.schema": "base union",
+        "apis.responses": "store",
+    },
+    {
+        "json_schema": "disjoint numbers objects references",
+        "parsing": "call_scanner reasoning",
+        "observability": "logs prometheus tracing",
+        "apis.shared.schema": "content error structured tools usage",
+    },
+    {
+        "json_schema": "arrays closing",
+        "parsing": "hermes json_blocks llama_json",
+        "apis.shared.schema": "messages speculation",
+    },
+    {
+        "json_schema": "prepare",
+        "parsing": "answer",
+        "apis.shared.schema": "sampling",
+        "apis.responses": "items",
+    },
+    {
+        "apis.chat": "schema",
+        "apis.completions": "schema",
+        "apis.messages": "schema",
+        "apis.models": "schema",
+        "apis.operation": "schema",
+        "apis.responses": "schema",
+        "apis.tokenize": "schema",
+    },
+    {"": "errors"},
+    {"middleware": "api_keys head header_limit body_limit preflight response_start slashes"},
+    {"middleware": "access_log auth catch_all not_enforced_header request_id"},
+    {"middleware": "admission"},
+    {"": "context"},
+    {
+        "apis.shared.http": "body_encoding disconnect json_response openapi",
+        "apis.shared.grammar": "constraints schema_faults tool_calls",
+        "apis.shared.prompt": "function_messages message_builder sampling speculation tools "
+        "unsupported_fields",
+        "apis.shared.render": "blocks head renderer tokens usage",
+    },
+    {
+        "apis.shared.http": "json_route sse",
+        "apis.shared.grammar": "prepare",
+        "apis.shared.prompt": "conversation",
+    },
+    {"apis.shared.prompt": "prepared_prompt"},
+    {"apis.shared": "generation", "apis.shared.prompt": "turn"},
+    {"apis.chat": "old_functions", "apis.completions": "best_of", "apis.responses": "truncation"},
+    {
+        "apis.chat": "prompt render",
+        "apis.completions": "prompt render",
+        "apis.messages": "prompt render",
+        "apis.responses": "prompt render",
+        "apis.tokenize": "prompt render",
+    },
+    {"apis.shared": "respond", "apis.responses": "history"},
+    {
+        "apis.chat": "route",
+        "apis.completions": "route",
+        "apis.messages": "route",
+        "apis.models": "route",
+        "apis.operation": "health metrics speculation version",
+        "apis.responses": "route",
+        "apis.tokenize": "route",
+    },
+    {"": "app", "process": "drain http_protocol listener load_errors signals tls"},
+    {"process": "uvicorn_config"},
+    {"process": "metrics_server"},
+    {"process": "serve"},
+    {"cli": "command"},
+    {"cli": "bench cache doctor pull serve"},
+    {"cli": "main"},
+)
+"""Files of the server by package, lowest first. None imports another one of its own layer."""
+
+APIS = ("chat", "completions", "messages", "responses", "tokenize")
+API_FILES = ("route", "schema", "prompt", "render")
+
 SERVER_MAY_IMPORT = frozenset(
     {
-        "engine.async_engine",
+        "engine.serving.async_engine",
         "engine.bench",
         "engine.build",
         "engine.cache.errors",
@@ -40,8 +131,8 @@ SERVER_MAY_IMPORT = frozenset(
         "engine.doctor.advice",
         "engine.doctor.examine",
         "engine.doctor.pair",
-        "engine.metrics",
-        "engine.pace",
+        "engine.figures",
+        "engine.serving.pace",
         "engine.models.runner",
         "engine.models.source",
         "engine.request",
@@ -49,7 +140,7 @@ SERVER_MAY_IMPORT = frozenset(
     }
 )
 NOT_IN_ENGINE = frozenset({"server", "loadtest", "fastapi", "starlette", "prometheus_client"})
-TORCH_FREE = ("request", "plan", "sequence", "blocks", "waiting", "scheduler", "admission")
+TORCH_FREE = ("request", "plan", "config", "scheduling.scheduler", "serving.admission")
 HEAVY = frozenset({"torch", "transformers"})
 
 Graph = Mapping[str, frozenset[str]]
@@ -85,13 +176,21 @@ def import_graph(*packages: str) -> Graph:
     }
 
 
-def layer_of(module: str) -> int:
-    """Raises KeyError for a module of the engine that has no layer yet: give it one in LAYERS."""
-    part = module.split(".")[1]
-    for layer, parts in enumerate(LAYERS):
-        if part in parts:
-            return layer
+def part_of(module: str) -> str:
+    """The entry of LAYERS that a module of the engine falls under.
+
+    Raises KeyError for one that has no layer yet: give it one in LAYERS.
+    """
+    _, package, *inner = module.split(".")
+    for part in (".".join([package, *inner[:1]]), package):
+        if any(part in parts for parts in LAYERS):
+            return part
     raise KeyError(module)
+
+
+def layer_of(module: str) -> int:
+    part = part_of(module)
+    return next(layer for layer, parts in enumerate(LAYERS) if part in parts)
 
 
 def upward_imports(graph: Graph) -> list[tuple[str, str]]:
@@ -101,9 +200,66 @@ def upward_imports(graph: Graph) -> list[tuple[str, str]]:
         for module, imports in graph.items()
         for imported in imports & graph.keys()
         if module != "engine" and imported.startswith("engine.")
-        if module.split(".")[1] != imported.split(".")[1]
+        if not is_package(graph, module) and not is_package(graph, imported)
+        if part_of(module) != part_of(imported)
         if layer_of(imported) >= layer_of(module)
     ]
+
+
+def server_layers() -> dict[str, int]:
+    return {
+        ".".join(filter(None, ("server", package, name))): number
+        for number, layer in enumerate(SERVER_LAYERS)
+        for package, names in layer.items()
+        for name in names.split()
+    }
+
+
+def not_downward(graph: Graph) -> list[tuple[str, str]]:
+    """Imports in the server that don't go to a lower layer.
+
+    Raises KeyError for a file that has no layer yet: give it one in SERVER_LAYERS.
+    """
+    layers = server_layers()
+    return [
+        (module, imported)
+        for module, imports in graph.items()
+        if not is_package(graph, module)
+        for imported in imports & graph.keys()
+        if not is_package(graph, imported)
+        if layers[imported] >= layers[module]
+    ]
+
+
+def mixed(graph: Graph, one: str, other: str) -> list[tuple[str, str]]:
+    """Modules of one kind that import one of another, directly or through others."""
+    return [
+        (module, imported)
+        for module, imports in graph.items()
+        if one in module.split(".")
+        for imported in sorted(reachable(graph, imports) & graph.keys())
+        if other in imported.split(".")
+    ]
+
+
+def imports_of_other_apis(graph: Graph) -> list[tuple[str, str]]:
+    return [
+        (module, imported)
+        for module, imports in graph.items()
+        if (own := api_of(module)) is not None
+        for imported in imports & graph.keys()
+        if api_of(imported) not in (None, own)
+    ]
+
+
+def api_of(module: str) -> str | None:
+    """None: it is no API's own."""
+    return next((api for api in APIS if module.startswith(f"server.apis.{api}.")), None)
+
+
+def is_package(graph: Graph, module: str) -> bool:
+    """Whether it is a package, whose own file must be empty then where layers split it."""
+    return any(other.startswith(f"{module}.") for other in graph)
 
 
 def cycles(graph: Graph) -> list[str]:
@@ -131,6 +287,11 @@ def engine() -> Graph:
     return import_graph("engine")
 
 
+@pytest.fixture(scope="module")
+def server() -> Graph:
+    return import_graph("server")
+
+
 def test_the_check_sees_what_it_should() -> None:
     graph = {
         "engine.plan": run_time_imports("def f():\n    from engine import core"),
@@ -143,6 +304,66 @@ def test_the_check_sees_what_it_should() -> None:
     assert upward_imports(graph) == [("engine.plan", "engine.core")]
     assert cycles(graph) == ["engine.plan", "engine.core"]
     assert "engine.core.EngineCore" in reachable(graph, graph["engine.build"])
+
+
+def test_the_check_of_the_server_sees_what_it_should() -> None:
+    graph = {
+        "server": frozenset[str](),
+        "server.apis.chat.prompt": run_time_imports(
+            "from server import errors\n"
+            "def f():\n    from server.apis.chat.render import ChatRenderer\n"
+            "    from server.apis.shared.prompt import tools"
+        ),
+        "server.apis.chat.render": run_time_imports("import server.apis.responses.prompt"),
+        "server.apis.responses.prompt": frozenset[str](),
+        "server.apis.shared.prompt.tools": run_time_imports("from server.errors import ApiError"),
+        "server.errors": run_time_imports("from server.apis.shared.prompt.tools import x"),
+    }
+    assert not_downward(graph) == [
+        ("server.apis.chat.prompt", "server.apis.chat.render"),
+        ("server.apis.chat.render", "server.apis.responses.prompt"),
+        ("server.errors", "server.apis.shared.prompt.tools"),
+    ]
+    assert cycles(graph) == ["server.apis.shared.prompt.tools", "server.errors"]
+    assert mixed(graph, "prompt", "render") == [
+        ("server.apis.chat.prompt", "server.apis.chat.render")
+    ]
+    assert imports_of_other_apis(graph) == [
+        ("server.apis.chat.render", "server.apis.responses.prompt")
+    ]
+    with pytest.raises(KeyError, match="unplaced"):
+        not_downward(
+            {"server.unplaced": frozenset({"server.errors"}), "server.errors": frozenset()}
+        )
+
+
+def test_the_server_imports_downwards(server: Graph) -> None:
+    assert not_downward(server) == []
+
+
+def test_the_layers_of_the_server_are_its_files(server: Graph) -> None:
+    files = [module for module in server if not is_package(server, module)]
+    assert sorted(server_layers()) == sorted(files)
+    packages = [server[module] for module in server if is_package(server, module)]
+    assert not frozenset().union(*packages), "a package's own file imports nothing"
+
+
+def test_the_server_has_no_import_cycle(server: Graph) -> None:
+    assert cycles({name: imports for name, imports in server.items() if name != "server"}) == []
+
+
+def test_every_api_has_the_same_four_files(server: Graph) -> None:
+    wanted = {f"server.apis.{api}.{name}" for api in APIS for name in API_FILES}
+    assert wanted - server.keys() == set()
+
+
+def test_no_api_imports_another(server: Graph) -> None:
+    assert imports_of_other_apis(server) == []
+
+
+def test_input_conversion_and_rendering_are_apart(server: Graph) -> None:
+    assert mixed(server, "prompt", "render") == []
+    assert mixed(server, "render", "prompt") == []
 
 
 def test_the_engine_imports_downwards(engine: Graph) -> None:
@@ -159,10 +380,10 @@ def test_the_engine_knows_nothing_of_http(engine: Graph) -> None:
     assert {module: found for module in roots if (found := roots[module] & NOT_IN_ENGINE)} == {}
 
 
-def test_the_server_sees_the_face_of_the_engine_only(engine: Graph) -> None:
+def test_the_server_sees_the_face_of_the_engine_only(engine: Graph, server: Graph) -> None:
     seen = {
         (module, imported)
-        for module, imports in import_graph("server").items()
+        for module, imports in server.items()
         for imported in imports & engine.keys()
     }
     assert seen, "the server uses the engine"

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
-from engine.metrics import DrafterMetrics
-from server.observer import HttpCounts
-from server.prometheus import make_registry
+from engine.figures import DrafterMetrics
+from server.observability.http_counts import HttpCounts
+from server.observability.prometheus import make_registry
 from tests.server.scripted_engine import ScriptedEngine
 
 CONFIGS = Path(__file__).parent.parent / "configs"

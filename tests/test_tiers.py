@@ -36,7 +36,7 @@ def pytest_command(target: str) -> str:
     made = subprocess.run(
         ["make", "--dry-run", target], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    (command,) = (line for line in made.stdout.splitlines() if "-m pytest" in line)
+    (command,) = (line for line in made.stdout.splitlines() if "pytest --numprocesses" in line)
     return command
 
 
@@ -64,6 +64,13 @@ class TestTargets:
         assert "FUZZ_INPUTS=" in command
         assert "--cov " in command
         assert "--durations=20" in command
+
+    def test_test_all_looks_for_faults_of_memory_too(self) -> None:
+        made = subprocess.run(
+            ["make", "--dry-run", "test-all"], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        assert "ASAN_OPTIONS=" in made.stdout
+        assert "tests/kernels" in made.stdout
 
 
 def test_the_ci_runs_both() -> None:

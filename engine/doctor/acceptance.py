@@ -8,11 +8,11 @@ from typing import Any, cast
 
 from engine.doctor.divergence import Answer
 from engine.doctor.pair import ModelPair
-from engine.draft.cost import CostModel
-from engine.draft.drafter import Draft, Drafter, DraftRequest
-from engine.draft.policy import PLAIN, Candidate, Choice, FixedPolicy
+from engine.draft.decision import PLAIN, DraftDecision, DraftOutcome, RequestOptions
+from engine.draft.drafter import Draft, Drafter, DrafterWrapper, DraftRequest
+from engine.draft.policy import FixedPolicy
 from engine.request import ChatPrompt, GenerationRequest, SamplingParams, TextPrompt
-from engine.sequence import TokenSequence
+from engine.scheduling.sequence import TokenSequence
 
 DRAFT_LENGTH = 8
 RATE_LENGTH = 5
@@ -64,56 +64,25 @@ class _Recorder(FixedPolicy):
         super().__init__(DRAFT_LENGTH)
         self._acceptance = acceptance
 
-    def choose(self, candidates: Sequence[Candidate], other_rows: int) -> list[Choice]:
-        choices = super().choose(candidates, other_rows)
-        self._acceptance.asked += sum(choice != PLAIN for choice in choices)
-        return choices
+    def choose(self, requests: Sequence[RequestOptions], prompt_rows: int) -> list[DraftDecision]:
+        decisions = super().choose(requests, prompt_rows)
+        self._acceptance.asked += sum(decision != PLAIN for decision in decisions)
+        return decisions
 
-    def record(
-        self, request_id: str, drafter: str, grade: int, num_drafted: int, num_accepted: int
-    ) -> None:
-        self._acceptance.drafts.append((num_drafted, num_accepted))
+    def record(self, outcome: DraftOutcome) -> None:
+        self._acceptance.drafts.append((outcome.num_drafted, outcome.num_accepted))
 
 
-class _ArgmaxDrafter:
+class _ArgmaxDrafter(DrafterWrapper):
     """The pair's drafter without coupling: it drafts its likeliest tokens at any temperature."""
 
-    def __init__(self, inner: Drafter) -> None:
-        self._inner = inner
-
-    @property
-    def name(self) -> str:
-        return self._inner.name
-
-    @property
-    def cost(self) -> CostModel | None:
-        return self._inner.cost
-
-    def warm_up(self) -> None:
-        self._inner.warm_up()
-
-    def preprocess(self, request: GenerationRequest, prediction_ids: Sequence[int]) -> Any:
-        return self._inner.preprocess(request, prediction_ids)
-
-    def backlog(self, sequence: TokenSequence) -> int:
-        return self._inner.backlog(sequence)
-
-    def can_draft(self, sequence: TokenSequence) -> bool:
-        return self._inner.can_draft(sequence)
-
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        return self._inner.propose(
+        return super().propose(
             [
                 replace(request, sequence=cast(TokenSequence, _GreedyView(request.sequence)))
                 for request in requests
             ]
         )
-
-    def prepare(self, sequences: Sequence[TokenSequence]) -> None:
-        self._inner.prepare(sequences)
-
-    def forget(self, request_id: str) -> None:
-        self._inner.forget(request_id)
 
 
 class _GreedyView:

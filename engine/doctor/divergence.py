@@ -9,8 +9,7 @@ from itertools import accumulate
 import torch
 
 from engine.doctor.pair import ModelPair, logits_behind
-from engine.draft.same_vocabulary import ModelDrafter
-from engine.draft.universal import encode_prompt
+from engine.draft.draft_prompt import encode_draft_prompt
 from engine.request import ChatPrompt, TextPrompt
 from engine.text.alignment import aligned_ids
 from engine.text.tokenizer import TextTokenizer
@@ -86,10 +85,10 @@ def _aligned_logits(
         torch.empty(0, pair.draft.info.vocab_size),
     )
     output = [i for i in answer.output_ids if i not in target.special_ids]
-    if isinstance(pair.drafter, ModelDrafter):
+    if pair.shares_vocabulary:
         draft_prompt, draft_output = list(answer.prompt_ids), output
     else:
-        draft_prompt = encode_prompt(answer.source, draft)
+        draft_prompt = encode_draft_prompt(answer.source, draft)
         encoded = draft.encode_continuation(target.bytes_of(output).decode(errors="replace"))
         if encoded is None:
             return nothing
@@ -101,7 +100,7 @@ def _aligned_logits(
         if offset in starts and output[index] in common
     ]
     draft_ids = draft_prompt + draft_output
-    if not positions or not pair.drafter.model.has_room(len(draft_ids)):
+    if not positions or not pair.draft_model.has_room(len(draft_ids)):
         return nothing
     chunk = pair.parts.config.scheduler.prefill_chunk
     before_output = len(answer.prompt_ids) - 1
@@ -123,5 +122,5 @@ def _aligned_logits(
 
 def _starts(tokenizer: TextTokenizer, token_ids: Sequence[int]) -> list[int]:
     """Byte offset of each token's beginning."""
-    lengths = (len(tokenizer.pieces[i]) for i in token_ids)
+    lengths = (len(tokenizer.token_bytes[i]) for i in token_ids)
     return [0, *accumulate(lengths)][: len(token_ids)]

@@ -41,39 +41,32 @@ def examine(
         RequestError: a prompt that the target can't take.
     """
 
-    def acceptance(sources: Sequence[ChatPrompt | TextPrompt], temperature: float) -> Acceptance:
-        on_progress(f"acceptance at temperature {temperature:g}")
-        return measure_acceptance(pair, sources, temperature=temperature, max_tokens=max_tokens)[0]
-
-    def greedy(sources: Sequence[ChatPrompt | TextPrompt]) -> tuple[Acceptance, list[Answer]]:
-        return measure_acceptance(pair, sources, temperature=0.0, max_tokens=max_tokens)
+    def measure(
+        sources: Sequence[ChatPrompt | TextPrompt], temperature: float = 0.0, **options: bool
+    ) -> tuple[Acceptance, list[Answer]]:
+        return measure_acceptance(
+            pair, sources, temperature=temperature, max_tokens=max_tokens, **options
+        )
 
     chats = [source for source in sources if isinstance(source, ChatPrompt)]
     on_progress("acceptance at temperature 0")
-    of_chats, answers = greedy(chats)
-    of_texts, text_answers = greedy([s for s in sources if isinstance(s, TextPrompt)])
-    answers += text_answers
-    coupled = [of_chats + of_texts, *(acceptance(sources, t) for t in TEMPERATURES[1:])]
+    of_chats, answers = measure(chats)
+    of_texts, text_answers = measure([s for s in sources if isinstance(s, TextPrompt)])
+    coupled = [of_chats + of_texts]
+    for temperature in TEMPERATURES[1:]:
+        on_progress(f"acceptance at temperature {temperature:g}")
+        coupled.append(measure(sources, temperature)[0])
     argmax = []
     for temperature in COMPARED_TEMPERATURES if compare_argmax else ():
         on_progress(f"likeliest tokens as drafts at temperature {temperature:g}")
-        argmax.append(
-            measure_acceptance(
-                pair,
-                sources,
-                temperature=temperature,
-                max_tokens=max_tokens,
-                argmax_drafts=True,
-            )[0]
-        )
+        argmax.append(measure(sources, temperature, argmax_drafts=True)[0])
     of_raw_text = None
     if chats:
         on_progress("acceptance without a template")
-        texts = [TextPrompt(str(chat.messages[-1]["content"])) for chat in chats]
-        of_raw_text, _ = greedy(texts)
+        of_raw_text, _ = measure([TextPrompt(str(c.messages[-1]["content"])) for c in chats])
     # From here on the runners' KV memory is used directly; nothing may be drafted any more.
     on_progress("divergence")
-    divergence = measure_divergence(pair, answers)
+    divergence = measure_divergence(pair, answers + text_answers)
     on_progress("costs")
     return Report(
         target=pair.parts.model_name,

@@ -10,16 +10,13 @@ import torch
 
 from engine.build import EngineParts, load_parts
 from engine.config import Config, ConfigError
-from engine.draft.same_vocabulary import (
-    ModelDrafter,
-    VocabularyMismatchError,
-    check_same_vocabulary,
-)
-from engine.draft.universal import UniversalDrafter
+from engine.draft.draft_model import DraftModel
+from engine.draft.drafter import Drafter
+from engine.draft.same_vocabulary import VocabularyMismatchError, check_same_vocabulary
 from engine.models.gguf import hf_folder
 from engine.models.runner import ModelRunner
 from engine.models.source import resolve
-from engine.plan import Slice, StepPlan
+from engine.plan import Chunk, StepPlan
 from engine.text.tokenizer import TextTokenizer
 
 
@@ -28,9 +25,13 @@ class ModelPair:
     """A target and its draft model, loaded."""
 
     parts: EngineParts
-    drafter: ModelDrafter | UniversalDrafter
+    drafter: Drafter
+    draft_model: DraftModel
+    """The drafter's."""
     draft_name: str
     draft_tokenizer: TextTokenizer
+    shares_vocabulary: bool
+    """Whether the draft's tokens are the target's."""
 
     @property
     def target(self) -> ModelRunner:
@@ -38,7 +39,7 @@ class ModelPair:
 
     @property
     def draft(self) -> ModelRunner:
-        return self.drafter.model.runner
+        return self.draft_model.runner
 
 
 def load_pair(config: Config) -> ModelPair:
@@ -67,8 +68,8 @@ def load_pair(config: Config) -> ModelPair:
         ),
     }
     parts = load_parts(config.model_copy(update=changes))
-    (drafter,) = (d for d in parts.drafters if isinstance(d, ModelDrafter | UniversalDrafter))
-    return ModelPair(parts, drafter, files.name, tokenizer)
+    ((drafter, model),) = ((d, d.model) for d in parts.drafters if d.model is not None)
+    return ModelPair(parts, drafter, model, files.name, tokenizer, shares_vocabulary=same)
 
 
 def _is_same(draft: TextTokenizer, target: TextTokenizer) -> bool:
@@ -101,6 +102,6 @@ def logits_behind(
         inside = wanted[(wanted >= start) & (wanted < start + len(ids))] - start
         first = int(inside[0]) if len(inside) else len(ids)
         blocks = tuple(range(-(-(start + len(ids)) // runner.block_size)))
-        logits = runner.execute(StepPlan((Slice("doctor", start, ids, blocks, 0, first),)))
+        logits = runner.execute(StepPlan((Chunk("doctor", start, ids, blocks, 0, first),)))
         rows.append(logits[torch.from_numpy(inside - first).to(logits.device)].cpu())
     return torch.cat(rows)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from engine.draft.decision import DraftOutcome
 
 MAX_POSITIONS = 32
 _ALL_REQUESTS_DECAY = 0.995
@@ -13,6 +16,7 @@ _ONE_REQUEST_DECAY = 0.92
 _ALL_REQUESTS_FADE = 0.9985
 _ONE_REQUEST_FADE = 0.995
 _PRIOR_WEIGHT = 3.0
+_FIRST_GUESS = 0.75
 _FIRST_GUESS_WEIGHT = 4.0
 
 
@@ -31,13 +35,13 @@ class _Positions:
 
 
 class AcceptanceTracker:
-    """Conditional acceptance by position, of one kind of draft.
+    """Conditional acceptance by position, of one class of drafts.
 
     The shape over positions is learnt from all requests; a single request, which soon shows
     whether its text is easy, moves it up or down as a whole.
     """
 
-    def __init__(self, first_guess: float = 0.75) -> None:
+    def __init__(self, first_guess: float = _FIRST_GUESS) -> None:
         """
         Args:
             first_guess: conditional acceptance of every position before anything is known.
@@ -97,3 +101,42 @@ class AcceptanceTracker:
                 break
             before = (rate, _FIRST_GUESS_WEIGHT)
         return shape
+
+
+class AcceptanceByClass:
+    """A tracker for each drafter and acceptance class, made when the first such draft comes up."""
+
+    def __init__(self) -> None:
+        self._trackers: dict[tuple[str, int], AcceptanceTracker] = {}
+
+    def tracker(self, drafter: str, acceptance_class: int) -> AcceptanceTracker:
+        tracker = self._trackers.get((drafter, acceptance_class))
+        if tracker is None:
+            # Classes count up from the least likely, as lengths of matches do.
+            first_guess = acceptance_class / (acceptance_class + 2) or _FIRST_GUESS
+            tracker = AcceptanceTracker(first_guess)
+            self._trackers[drafter, acceptance_class] = tracker
+        return tracker
+
+    def record(self, outcome: DraftOutcome) -> None:
+        """Learn from one verified draft."""
+        tracker = self.tracker(outcome.drafter, outcome.acceptance_class)
+        tracker.record(outcome.request_id, outcome.num_drafted, outcome.num_accepted)
+
+    def fade(self) -> None:
+        for tracker in self._trackers.values():
+            tracker.fade()
+
+    def forget(self, request_id: str) -> None:
+        for tracker in self._trackers.values():
+            tracker.forget(request_id)
+
+    def state(self) -> dict[str, dict[str, Any]]:
+        """By drafter and class, JSON types only."""
+        state: dict[str, dict[str, Any]] = {}
+        for (drafter, acceptance_class), tracker in sorted(self._trackers.items()):
+            state.setdefault(drafter, {})[str(acceptance_class)] = {
+                "drafts": tracker.num_drafts,
+                "acceptance_by_position": tracker.by_position(),
+            }
+        return state

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from engine.blocks import BlockPool, extend_block_hashes
 from engine.draft.cost import CostModel
 from engine.models.runner import ModelRunner
 from engine.models.warm_up import time_passes
-from engine.plan import Slice, StepPlan
-from engine.sampling.coupling import CoupledChooser, InvalidDraftLogitsError
+from engine.plan import Chunk, StepPlan
+from engine.sampling.coupling import CoupledSampler, InvalidDraftLogitsError
+from engine.scheduling.blocks import BlockPool, extend_block_hashes
 
 _WARM_UP_ROWS = (1, 1, 1, 4)
 
@@ -31,7 +31,7 @@ class DraftPrompt:
 
 
 @dataclass(slots=True)
-class DraftTokens:
+class DraftSequence:
     """The draft model's view of one request: its tokens, of which the first have K and V."""
 
     token_ids: list[int]
@@ -44,7 +44,7 @@ class DraftTokens:
     last_used: int = 0
 
     @property
-    def num_missing(self) -> int:
+    def num_uncomputed_tokens(self) -> int:
         return len(self.token_ids) - self.num_computed
 
     def rewrite(self, start: int, new_ids: Sequence[int]) -> None:
@@ -62,12 +62,11 @@ class DraftTokens:
 
 
 @dataclass(frozen=True, slots=True)
-class DraftWish:
+class DraftLimits:
     """How far to draft for one request."""
 
-    length: int
-    """Draft tokens wanted at most."""
-    least_certainty: float = 0.0
+    max_tokens: int
+    min_confidence: float = 0.0
     """Stop once the draft model gives all its tokens together less probability than this."""
 
 
@@ -84,7 +83,7 @@ class DraftModel:
         self._pool = BlockPool(runner.num_blocks, runner.block_size)
         self._max_context = min(max_context, runner.num_blocks * runner.block_size)
         self._max_step_tokens = max_step_tokens
-        self._holders: list[DraftTokens] = []
+        self._sequences: list[DraftSequence] = []
         self._uses = itertools.count(1)
 
     @property
@@ -101,7 +100,7 @@ class DraftModel:
         for rows, seconds in time_passes(self.runner, _WARM_UP_ROWS):
             self.cost.observe(rows, seconds)
 
-    def read(self, token_ids: Sequence[int], scope: str = "") -> DraftPrompt:
+    def prepare_prompt(self, token_ids: Sequence[int], scope: str = "") -> DraftPrompt:
         """What `start` needs to know of a prompt; may be called from any thread.
 
         Args:
@@ -112,154 +111,174 @@ class DraftModel:
         is_known = 0 <= max(token_ids, default=-1) < self.vocab_size
         return DraftPrompt(tuple(token_ids), tuple(hashes), is_known)
 
-    def start(self, prompt: DraftPrompt) -> DraftTokens:
+    def start(self, prompt: DraftPrompt) -> DraftSequence:
         """Take up a request, reusing the blocks of an equal prefix of the same cache scope."""
         num_prompt = len(prompt.token_ids)
-        tokens = DraftTokens(list(prompt.token_ids), num_prompt, prompt.block_hashes)
+        sequence = DraftSequence(list(prompt.token_ids), num_prompt, prompt.block_hashes)
         # The last token is always computed: its logits are needed.
         num_reusable = max(0, num_prompt - 1) // self._pool.block_size
-        tokens.block_ids = self._pool.match_prefix(prompt.block_hashes[:num_reusable])
-        tokens.num_published = len(tokens.block_ids)
-        tokens.num_computed = len(tokens.block_ids) * self._pool.block_size
-        self._holders.append(tokens)
-        return tokens
+        sequence.block_ids = self._pool.match_prefix(prompt.block_hashes[:num_reusable])
+        sequence.num_published = len(sequence.block_ids)
+        sequence.num_computed = len(sequence.block_ids) * self._pool.block_size
+        self._sequences.append(sequence)
+        return sequence
 
-    def drop(self, tokens: DraftTokens) -> None:
+    def free(self, sequence: DraftSequence) -> None:
         """Free a request's blocks for good."""
-        self._release(tokens)
-        self._holders = [holder for holder in self._holders if holder is not tokens]
+        self._release(sequence)
+        self._sequences = [other for other in self._sequences if other is not sequence]
 
     def has_room(self, num_tokens: int) -> bool:
         """Whether that many tokens of one request fit the draft model's context and cache."""
         return num_tokens <= self._max_context
 
-    def exceeds_step(self, tokens: DraftTokens) -> bool:
-        """Whether more is missing than one forward pass computes; see `catch_up`."""
-        return tokens.num_missing > self._max_step_tokens
+    def needs_prefill(self, sequence: DraftSequence) -> bool:
+        """Whether more is missing than one forward pass computes; see `prefill`."""
+        return sequence.num_uncomputed_tokens > self._max_step_tokens
 
-    def catch_up(self, requests: Sequence[DraftTokens]) -> None:
+    def prefill(self, sequences: Sequence[DraftSequence]) -> None:
         """Compute missing tokens of long prompts, one forward pass at most, all but the last."""
-        chunks: list[tuple[DraftTokens, Slice]] = []
+        chunks: list[tuple[DraftSequence, Chunk]] = []
         budget = self._max_step_tokens
-        for tokens in requests:
-            count = min(tokens.num_missing - 1, budget)
-            if count > 0 and self._reserve(tokens, tokens.num_computed + count, requests):
+        for sequence in sequences:
+            count = min(sequence.num_uncomputed_tokens - 1, budget)
+            if count > 0 and self._reserve(sequence, sequence.num_computed + count, sequences):
                 budget -= count
-                chunks.append((tokens, self._slice(tokens, count, wants_logits=False)))
+                chunks.append((sequence, self._chunk(sequence, count, wants_logits=False)))
         if chunks:
-            self.runner.execute(StepPlan(tuple(piece for _, piece in chunks)))
-            for tokens, piece in chunks:
-                self._advance(tokens, piece.end)
+            self.runner.execute(StepPlan(tuple(chunk for _, chunk in chunks)))
+            for sequence, chunk in chunks:
+                self._advance(sequence, chunk.end)
 
     def draft(
         self,
-        requests: Sequence[DraftTokens],
-        wishes: Sequence[DraftWish],
-        chooser: CoupledChooser,
+        sequences: Sequence[DraftSequence],
+        limits: Sequence[DraftLimits],
+        sampler: CoupledSampler,
         stop_ids: frozenset[int],
     ) -> list[list[int]]:
-        """Append a continuation to each request's tokens.
+        """Append a continuation to each sequence.
 
         Args:
-            requests: a request that misses more than a step's budget gets nothing this time.
-            wishes: how far to go, one entry a request.
-            chooser: turns the draft model's logits into tokens.
+            sequences: one that misses more than a step's budget gets nothing this time.
+            limits: how far to go, one entry a sequence.
+            sampler: turns the draft model's logits into tokens.
             stop_ids: a continuation ends with one of these.
 
         Returns:
             The appended tokens; empty where blocks or budget did not suffice.
 
         Raises:
-            InvalidDraftLogitsError: the model computed no numbers for some request. Nobody reuses
+            InvalidDraftLogitsError: the model computed no numbers for some sequence. Nobody reuses
                 what it computed for that one.
         """
-        drafted: list[list[int]] = [[] for _ in requests]
-        certainty = [1.0] * len(requests)
-        active = self._startable(requests, wishes)
+        drafted: list[list[int]] = [[] for _ in sequences]
+        confidence = [1.0] * len(sequences)
+        active = self._startable(sequences, limits)
         depth = 0
         while active:
-            plan = StepPlan(
-                tuple(
-                    self._slice(requests[i], requests[i].num_missing, wants_logits=True)
-                    for i in active
-                )
+            chosen, confidences = self._sample_next(
+                [sequences[i] for i in active], active, depth, sampler
             )
-            began = time.perf_counter()
-            logits = self.runner.execute(plan)
-            try:
-                chosen, confidences = chooser.choose(logits, active, depth)
-            except InvalidDraftLogitsError as error:
-                for row in error.rows:
-                    self._distrust(requests[active[row]])
-                raise
-            self.cost.observe(plan.num_tokens, time.perf_counter() - began)
-            for i, token_id, confidence in zip(active, chosen, confidences, strict=True):
-                tokens = requests[i]
-                self._advance(tokens, len(tokens.token_ids))
-                tokens.token_ids.append(token_id)
+            for i, token_id, of_token in zip(active, chosen, confidences, strict=True):
+                sequences[i].token_ids.append(token_id)
                 drafted[i].append(token_id)
-                certainty[i] *= confidence
+                confidence[i] *= of_token
             depth += 1
             active = [
                 i
                 for i in active
-                if depth < wishes[i].length
-                and certainty[i] >= wishes[i].least_certainty
+                if depth < limits[i].max_tokens
+                and confidence[i] >= limits[i].min_confidence
                 and drafted[i][-1] not in stop_ids
             ]
         return drafted
 
-    def _startable(self, requests: Sequence[DraftTokens], wishes: Sequence[DraftWish]) -> list[int]:
+    def _sample_next(
+        self,
+        sequences: Sequence[DraftSequence],
+        members: Sequence[int],
+        depth: int,
+        sampler: CoupledSampler,
+    ) -> tuple[list[int], list[float]]:
+        """One forward pass: a next token for each sequence, and its confidence.
+
+        Args:
+            members: which drafts of the sampler's batch the sequences are.
+            depth: tokens drafted before this one.
+        """
+        plan = StepPlan(
+            tuple(self._chunk(s, s.num_uncomputed_tokens, wants_logits=True) for s in sequences)
+        )
+        began = time.perf_counter()
+        logits = self.runner.execute(plan)
+        try:
+            sampled = sampler.sample(logits, members, depth)
+        except InvalidDraftLogitsError as error:
+            for row in error.rows:
+                self._invalidate(sequences[row])
+            raise
+        self.cost.observe(plan.num_tokens, time.perf_counter() - began)
+        for sequence in sequences:
+            self._advance(sequence, len(sequence.token_ids))
+        return sampled
+
+    def _startable(
+        self, sequences: Sequence[DraftSequence], limits: Sequence[DraftLimits]
+    ) -> list[int]:
+        """Indexes of the sequences that step budget and blocks suffice for."""
         budget = self._max_step_tokens
         startable = []
-        for index, (tokens, wish) in enumerate(zip(requests, wishes, strict=True)):
-            count = tokens.num_missing
-            end = len(tokens.token_ids) + wish.length
-            if count <= budget and wish.length > 0 and self._reserve(tokens, end, requests):
+        for index, (sequence, limit) in enumerate(zip(sequences, limits, strict=True)):
+            count = sequence.num_uncomputed_tokens
+            end = len(sequence.token_ids) + limit.max_tokens
+            if count <= budget and limit.max_tokens > 0 and self._reserve(sequence, end, sequences):
                 budget -= count
                 startable.append(index)
         return startable
 
-    def _slice(self, tokens: DraftTokens, count: int, *, wants_logits: bool) -> Slice:
-        start = tokens.num_computed
+    def _chunk(self, sequence: DraftSequence, count: int, *, wants_logits: bool) -> Chunk:
+        start = sequence.num_computed
         blocks = self._pool.blocks_for(start + count)
-        return Slice(
+        return Chunk(
             request_id="",
             start=start,
-            token_ids=np.asarray(tokens.token_ids[start : start + count], np.int32),
-            block_ids=tuple(tokens.block_ids[:blocks]),
+            token_ids=np.asarray(sequence.token_ids[start : start + count], np.int32),
+            block_ids=tuple(sequence.block_ids[:blocks]),
             first_logit=count - 1 if wants_logits else count,
         )
 
-    def _advance(self, tokens: DraftTokens, num_computed: int) -> None:
-        tokens.num_computed = num_computed
-        num_full = min(num_computed, tokens.num_prompt) // self._pool.block_size
-        for index in range(tokens.num_published, num_full):
-            self._pool.publish(tokens.block_ids[index], tokens.block_hashes[index])
-        tokens.num_published = max(tokens.num_published, num_full)
+    def _advance(self, sequence: DraftSequence, num_computed: int) -> None:
+        sequence.num_computed = num_computed
+        num_full = min(num_computed, sequence.num_prompt) // self._pool.block_size
+        for index in range(sequence.num_published, num_full):
+            self._pool.publish(sequence.block_ids[index], sequence.block_hashes[index])
+        sequence.num_published = max(sequence.num_published, num_full)
 
-    def _reserve(self, tokens: DraftTokens, num_tokens: int, in_use: Sequence[DraftTokens]) -> bool:
-        tokens.last_used = next(self._uses)
-        missing = self._pool.blocks_for(num_tokens) - len(tokens.block_ids)
+    def _reserve(
+        self, sequence: DraftSequence, num_tokens: int, in_use: Sequence[DraftSequence]
+    ) -> bool:
+        sequence.last_used = next(self._uses)
+        missing = self._pool.blocks_for(num_tokens) - len(sequence.block_ids)
         while missing > self._pool.num_free:
             idle = [
-                holder
-                for holder in self._holders
-                if holder.block_ids and not any(holder is user for user in in_use)
+                other
+                for other in self._sequences
+                if other.block_ids and not any(other is user for user in in_use)
             ]
             if not idle:
                 return False
-            self._release(min(idle, key=lambda holder: holder.last_used))
+            self._release(min(idle, key=lambda other: other.last_used))
         if missing > 0:
-            tokens.block_ids.extend(self._pool.allocate(missing) or ())
+            sequence.block_ids.extend(self._pool.allocate(missing) or ())
         return True
 
-    def _distrust(self, tokens: DraftTokens) -> None:
-        self._pool.withdraw(tokens.block_ids)
-        self._release(tokens)
+    def _invalidate(self, sequence: DraftSequence) -> None:
+        self._pool.withdraw(sequence.block_ids)
+        self._release(sequence)
 
-    def _release(self, tokens: DraftTokens) -> None:
-        self._pool.release(tokens.block_ids)
-        tokens.block_ids = []
-        tokens.num_computed = 0
-        tokens.num_published = 0
+    def _release(self, sequence: DraftSequence) -> None:
+        self._pool.release(sequence.block_ids)
+        sequence.block_ids = []
+        sequence.num_computed = 0
+        sequence.num_published = 0

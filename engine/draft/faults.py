@@ -26,7 +26,7 @@ class _Fault:
 
 
 class DrafterFaults:
-    """A drafter may fail now and then; after a few failures in a row it rests, ever longer."""
+    """A circuit breaker for each drafter: after a few failures in a row it rests, ever longer."""
 
     def __init__(self, drafters: Iterable[str], clock: Callable[[], float]) -> None:
         """
@@ -44,7 +44,7 @@ class DrafterFaults:
         """False from a rest on until a draft has been verified again."""
         return self._faults[drafter].failures < FAILURES_BEFORE_REST
 
-    def note(self, drafter: str, error: BaseException) -> None:
+    def record_failure(self, drafter: str, error: BaseException) -> None:
         """Count a failure; one that comes while the drafter rests makes the rest no longer."""
         fault, now = self._faults[drafter], self._clock()
         if now < fault.retry_at:
@@ -63,7 +63,7 @@ class DrafterFaults:
                 drafter, fault.failures, fault.error,
             )  # fmt: skip
 
-    def clear(self, drafter: str) -> None:
+    def record_success(self, drafter: str) -> None:
         """A draft of the drafter has been verified."""
         fault = self._faults[drafter]
         if not self.works(drafter):

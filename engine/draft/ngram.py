@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 from cachetools import FIFOCache
 
-from engine.draft.drafter import NO_DRAFT, Draft, DraftRequest
+from engine.draft.drafter import NO_DRAFT, Draft, DrafterResources, DraftRequest, FreeDrafter
 from engine.draft.suffix_index import SuffixIndex
-from engine.draft.token_index import TokenIndex
+from engine.draft.token_index import ContinuationIndex, Ngram, suffixes
 from engine.request import GenerationRequest
-from engine.sequence import TokenSequence
+from engine.scheduling.sequence import TokenSequence
 
 
 class SharedTexts:
@@ -40,11 +40,11 @@ class SharedTexts:
         if index.num_indexed <= self._max_tokens:
             self._texts[request_id] = (token_ids, index)
 
-    def find(self, suffix_of: Sequence[int]) -> tuple[list[int], int, int] | None:
+    def find(self, ngrams: Sequence[Ngram]) -> tuple[list[int], int, int] | None:
         """(text, position, match length) of the longest match, the latest text first."""
         best: tuple[list[int], int, int] | None = None
         for text, index in reversed(list(self._texts.values())):
-            found = index.find(suffix_of)
+            found = index.find(ngrams)
             if found is not None and (best is None or found[1] > best[2]):
                 best = (text, *found)
                 if found[1] == self._max_match:
@@ -52,34 +52,33 @@ class SharedTexts:
         return best
 
 
-class NgramDrafter:
+class NgramDrafter(FreeDrafter):
     """Drafts from the request's own prompt and output; costs no model pass."""
 
     name = "ngram"
-    cost = None
 
     def __init__(
         self, *, min_match: int, max_match: int, shared: SharedTexts | None = None
     ) -> None:
         self._min_match = min_match
         self._max_match = max_match
+        self._lengths = range(min_match, max_match + 1)
         self._shared = shared
         self._indexes: dict[str, tuple[TokenSequence, SuffixIndex]] = {}
 
-    def warm_up(self) -> None: ...
+    @classmethod
+    def create(cls, resources: DrafterResources) -> NgramDrafter:
+        speculation = resources.speculation
+        longest = speculation.ngram_max
+        shared = None
+        if speculation.ngram_shared:
+            shared = SharedTexts(max_tokens=speculation.ngram_shared_tokens, max_match=longest)
+        return cls(min_match=speculation.ngram_min, max_match=longest, shared=shared)
 
-    def preprocess(self, request: GenerationRequest, prediction_ids: Sequence[int]) -> TokenIndex:
-        lengths = range(self._min_match, self._max_match + 1)
-        return TokenIndex(request.prompt_token_ids, lengths)
-
-    def backlog(self, sequence: TokenSequence) -> int:
-        return 0
-
-    def can_draft(self, sequence: TokenSequence) -> bool:
-        return True
-
-    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        return [self._propose(request) for request in requests]
+    def preprocess(
+        self, request: GenerationRequest, prediction_ids: Sequence[int]
+    ) -> ContinuationIndex:
+        return ContinuationIndex(request.prompt_token_ids, self._lengths)
 
     def prepare(self, sequences: Sequence[TokenSequence]) -> None:
         for sequence in sequences:
@@ -91,12 +90,13 @@ class NgramDrafter:
             sequence, index = entry
             self._shared.add(request_id, sequence.token_ids, index)
 
-    def _propose(self, request: DraftRequest) -> Draft:
+    def propose_one(self, request: DraftRequest) -> Draft:
         token_ids = request.sequence.token_ids
-        found = self._index(request.sequence).find(token_ids)
+        ngrams = suffixes(token_ids, self._lengths)
+        found = self._index(request.sequence).find(ngrams)
         own_length = found[1] if found else 0
         if self._shared is not None and own_length < self._max_match:
-            shared = self._shared.find(token_ids)
+            shared = self._shared.find(ngrams)
             if shared is not None and shared[2] > own_length:
                 text, start, length = shared
                 return Draft(tuple(text[start : start + request.max_tokens]), length)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.draft.drafter import NO_DRAFT, Draft, DraftRequest
-from engine.draft.token_index import TokenIndex
+from engine.draft.drafter import NO_DRAFT, Draft, DrafterResources, DraftRequest, FreeDrafter
+from engine.draft.token_index import Ngram, TokenIndex, suffixes
 from engine.request import GenerationRequest
-from engine.sequence import TokenSequence
+from engine.scheduling.sequence import TokenSequence
 
 _LONGEST_ANCHOR = 8
 _SHORTEST_ANCHOR = 2
@@ -31,7 +31,7 @@ class _Reader:
     aligned: bool = True
 
 
-class PredictedDrafter:
+class PredictedDrafter(FreeDrafter):
     """Follows the output through the prediction; finds its place again after a divergence.
 
     After a divergence the place is where the output's last tokens, as many as possible, occur in
@@ -39,12 +39,13 @@ class PredictedDrafter:
     """
 
     name = "predicted"
-    cost = None
 
     def __init__(self) -> None:
         self._readers: dict[str, _Reader] = {}
 
-    def warm_up(self) -> None: ...
+    @classmethod
+    def create(cls, resources: DrafterResources) -> PredictedDrafter:
+        return cls()
 
     def preprocess(
         self, request: GenerationRequest, prediction_ids: Sequence[int]
@@ -54,21 +55,13 @@ class PredictedDrafter:
         anchors = TokenIndex(prediction_ids, range(_SHORTEST_ANCHOR, _LONGEST_ANCHOR + 1))
         return Prediction(tuple(prediction_ids), anchors)
 
-    def backlog(self, sequence: TokenSequence) -> int:
-        return 0
-
     def can_draft(self, sequence: TokenSequence) -> bool:
         return sequence.preparation.drafts[self.name] is not None
-
-    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        return [self._propose(request) for request in requests]
-
-    def prepare(self, sequences: Sequence[TokenSequence]) -> None: ...
 
     def forget(self, request_id: str) -> None:
         self._readers.pop(request_id, None)
 
-    def _propose(self, request: DraftRequest) -> Draft:
+    def propose_one(self, request: DraftRequest) -> Draft:
         if not self.can_draft(request.sequence):
             return NO_DRAFT
         reader = self._reader(request.sequence)
@@ -95,16 +88,17 @@ def _follow(reader: _Reader, sequence: TokenSequence) -> None:
             reader.position += 1
     reader.num_followed = sequence.num_output
     if not reader.aligned:
-        last = sequence.token_ids[-min(_LONGEST_ANCHOR, sequence.num_output) :]
-        place = _find_place(reader, last)
+        longest = min(_LONGEST_ANCHOR, sequence.num_output)
+        lengths = range(_SHORTEST_ANCHOR, longest + 1)
+        place = _find_place(reader, suffixes(sequence.token_ids, lengths))
         if place is not None:
             reader.position, reader.aligned = place, True
 
 
-def _find_place(reader: _Reader, last: Sequence[int]) -> int | None:
-    """Behind the longest anchor that ends the output; see `PredictedDrafter`."""
-    for length in range(len(last), _SHORTEST_ANCHOR - 1, -1):
-        places = reader.prediction.anchors.ends(last, length)
+def _find_place(reader: _Reader, anchors: Sequence[Ngram]) -> int | None:
+    """Behind the first anchor, of those that end the output; see `PredictedDrafter`."""
+    for anchor in anchors:
+        places = reader.prediction.anchors.ends(anchor)
         if len(places):
             following = int(places.searchsorted(reader.position))
             return int(places[min(following, len(places) - 1)])

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Self
 
-from engine.draft.draft_model import DraftModel, DraftPrompt, DraftTokens, DraftWish
-from engine.draft.drafter import Draft, DraftRequest
-from engine.draft.following import FollowingDrafter
+from engine.config import ConfigError
+from engine.draft.draft_model import DraftModel, DraftPrompt
+from engine.draft.draft_model_drafter import DraftModelDrafter, DraftState
+from engine.draft.drafter import DrafterResources, DraftRequest
 from engine.request import GenerationRequest
-from engine.sampling.coupling import CoupledChooser
-from engine.sequence import TokenSequence
+from engine.sampling.coupling import CoupledSampler
+from engine.scheduling.sequence import TokenSequence
 from engine.text.tokenizer import TextTokenizer
 
 
@@ -24,33 +25,24 @@ def check_same_vocabulary(draft: TextTokenizer, target: TextTokenizer) -> None:
     One may be longer by padding (ids without a token), as in models of one family; equal sizes
     prove nothing.
     """
-    shared = min(len(draft.pieces), len(target.pieces))
+    shared = min(len(draft.token_bytes), len(target.token_bytes))
     for token_id in range(shared):
-        ours, theirs = draft.pieces[token_id], target.pieces[token_id]
+        ours, theirs = draft.token_bytes[token_id], target.token_bytes[token_id]
         if ours != theirs:
             raise VocabularyMismatchError(
                 f"token {token_id} is {ours!r} in the draft and {theirs!r} in the target"
             )
-    longer = max(draft.pieces, target.pieces, key=len)
+    longer = max(draft.token_bytes, target.token_bytes, key=len)
     if any(longer[shared:]):
         raise VocabularyMismatchError(
             f"one vocabulary has {len(longer)} tokens, the other {shared}"
         )
 
 
-@dataclass(slots=True)
-class _Follower:
-    tokens: DraftTokens
-    num_committed: int
-    lost: bool = False
-    """An id that only the target has was seen; the request gets no drafts."""
+class SameVocabularyDrafter(DraftModelDrafter[DraftState]):
+    """Drafts with a model whose tokens are the target's, so that nothing is translated.
 
-
-class ModelDrafter(FollowingDrafter[_Follower]):
-    """Drafts token by token with a smaller model of the same vocabulary.
-
-    Sampled requests are drafted with the noise the target will sample with (see
-    `engine.sampling.noise`), so the two agree whenever their distributions nearly do.
+    A request is lost once an id is seen that only the target has.
     """
 
     name = "model"
@@ -63,63 +55,55 @@ class ModelDrafter(FollowingDrafter[_Follower]):
             VocabularyMismatchError: ids don't mean the same to both models.
         """
         check_same_vocabulary(tokenizer, target_tokenizer)
-        super().__init__(model)
-        self._stop_ids = target_tokenizer.eos_ids
-        self._num_ids = len(target_tokenizer.pieces)
+        super().__init__(model, tokenizer, target_tokenizer)
+        self._num_ids = len(target_tokenizer.token_bytes)
+
+    @classmethod
+    def create(cls, resources: DrafterResources) -> Self:
+        try:
+            return super().create(resources)
+        except VocabularyMismatchError as error:
+            raise ConfigError(
+                f"model_draft: {error}; a model of another vocabulary belongs under draft"
+            ) from error
 
     def preprocess(self, request: GenerationRequest, prediction_ids: Sequence[int]) -> DraftPrompt:
-        return self.model.read(request.prompt_token_ids, request.cache_scope)
-
-    def backlog(self, sequence: TokenSequence) -> int:
-        follower = self._followers.get(sequence.request_id)
-        if follower is None:
-            return sequence.num_tokens
-        return follower.tokens.num_missing + sequence.num_tokens - follower.num_committed
+        return self.model.prepare_prompt(request.prompt_token_ids, request.cache_scope)
 
     def can_draft(self, sequence: TokenSequence) -> bool:
-        follower = self._followers.get(sequence.request_id)
-        lost = follower is not None and follower.lost
-        return not lost and self.model.has_room(sequence.num_tokens + 1)
+        state = self._states.get(sequence.request_id)
+        is_lost = state is not None and state.is_lost
+        return not is_lost and self.model.has_room(sequence.num_tokens + 1)
 
     def prepare(self, sequences: Sequence[TokenSequence]) -> None:
-        followers = [self._follow(s) for s in sequences if self.can_draft(s)]
-        self.model.catch_up([f.tokens for f in followers if not f.lost])
+        states = [self._followed(s) for s in sequences if self.can_draft(s)]
+        self.model.prefill([state.draft for state in states if not state.is_lost])
 
-    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        followers = [self._follow(request.sequence) for request in requests]
-        self.model.catch_up([f.tokens for f in followers if self._is_far_behind(f)])
-        drafted = self.model.draft(
-            [f.tokens for f in followers],
-            [self._wish(f, r) for f, r in zip(followers, requests, strict=True)],
-            CoupledChooser([r.sequence for r in requests]),
-            self._stop_ids,
-        )
-        return [Draft(self._known(token_ids)) for token_ids in drafted]
+    @property
+    def _stop_ids(self) -> frozenset[int]:
+        return self._target_tokenizer.eos_ids
 
-    def _is_far_behind(self, follower: _Follower) -> bool:
-        return not follower.lost and self.model.exceeds_step(follower.tokens)
+    def _sampler(self, sequences: Sequence[TokenSequence]) -> CoupledSampler:
+        return CoupledSampler(sequences)
 
-    def _wish(self, follower: _Follower, request: DraftRequest) -> DraftWish:
-        room = self.model.has_room(request.sequence.num_tokens + request.max_tokens)
-        hopeless = follower.lost or not room
-        return DraftWish(0 if hopeless else request.max_tokens, request.least_certainty)
+    def _start(self, sequence: TokenSequence) -> DraftState:
+        prompt: DraftPrompt = sequence.preparation.drafts[self.name]
+        draft = self.model.start(prompt)
+        return DraftState(draft, sequence.num_prompt, is_lost=not prompt.is_known)
 
-    def _follow(self, sequence: TokenSequence) -> _Follower:
-        follower = self._followers.get(sequence.request_id)
-        if follower is None:
-            prompt: DraftPrompt = sequence.preparation.drafts[self.name]
-            tokens = self.model.start(prompt)
-            follower = _Follower(tokens, sequence.num_prompt, lost=not prompt.is_known)
-            self._followers[sequence.request_id] = follower
-        new = sequence.token_ids[follower.num_committed :]
-        follower.lost = follower.lost or any(i >= self.model.vocab_size for i in new)
-        follower.tokens.rewrite(follower.num_committed, new)
-        follower.num_committed = sequence.num_tokens
-        return follower
+    def _followed(self, sequence: TokenSequence) -> DraftState:
+        state = self._state(sequence)
+        new = sequence.token_ids[state.num_followed :]
+        state.is_lost = state.is_lost or any(i >= self.model.vocab_size for i in new)
+        state.draft.rewrite(state.num_followed, new)
+        state.num_followed = sequence.num_tokens
+        return state
 
-    def _known(self, token_ids: list[int]) -> tuple[int, ...]:
+    def _translate(
+        self, state: DraftState, request: DraftRequest, draft_ids: Sequence[int]
+    ) -> tuple[int, ...]:
         """Up to a padding id, which the target has no token for."""
-        for index, token_id in enumerate(token_ids):
+        for index, token_id in enumerate(draft_ids):
             if token_id >= self._num_ids:
-                return tuple(token_ids[:index])
-        return tuple(token_ids)
+                return tuple(draft_ids[:index])
+        return tuple(draft_ids)

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.draft.acceptance import MAX_POSITIONS
+from engine.draft.decision import PLAIN, DraftDecision, DraftOption, DraftOutcome, RequestOptions
 from engine.draft.drafter import NO_DRAFT, Draft, Drafter, DraftRequest
 from engine.draft.faults import DrafterFaults
-from engine.draft.policy import PLAIN, Candidate, Choice, Option, Policy
+from engine.draft.policy import Policy
 from engine.fault import ANY_FAULT
-from engine.metrics import DrafterMetrics
-from engine.sequence import TokenSequence
+from engine.figures import DrafterMetrics
+from engine.scheduling.sequence import TokenSequence
 
 _POLICY = "policy"
 """Under this name a fault is kept that is no drafter's."""
@@ -55,40 +56,40 @@ class Speculator:
         self._faults = DrafterFaults([*self.metrics, _POLICY], clock)
         self._max_length = min(max_length, MAX_POSITIONS)
 
-    def propose(self, running: Sequence[TokenSequence], other_rows: int) -> dict[str, Proposal]:
+    def propose(self, running: Sequence[TokenSequence], prompt_rows: int) -> dict[str, Proposal]:
         """Drafts by request id.
 
         Args:
             running: all running sequences; those still computing their prompt are only prepared.
-            other_rows: prompt rows the coming step computes.
+            prompt_rows: rows of prompts that the coming step computes.
         """
         drafters = [d for d in self.drafters if not self._faults.rests(d.name)]
         if not drafters or self._faults.rests(_POLICY):
             return {}
         with self._guarded():
-            proposals = self._propose(drafters, running, other_rows)
-            self._faults.clear(_POLICY)
+            proposals = self._propose(drafters, running, prompt_rows)
+            self._faults.record_success(_POLICY)
             return proposals
         return {}
 
     def _propose(
-        self, drafters: Sequence[Drafter], running: Sequence[TokenSequence], other_rows: int
+        self, drafters: Sequence[Drafter], running: Sequence[TokenSequence], prompt_rows: int
     ) -> dict[str, Proposal]:
         self._prepare(drafters, running)
         decoding = [s for s in running if s.is_decoding and self._limit(s) > 0]
         if not decoding:
             return {}
-        free = {d.name: self._ask_free(d, decoding) for d in drafters if d.cost is None}
-        candidates = [self._candidate(s, drafters, free) for s in decoding]
-        choices = self._policy.choose(candidates, other_rows)
+        free = {d.name: self._ask_free(d, decoding) for d in drafters if d.model is None}
+        requests = [self._options(s, drafters, free) for s in decoding]
+        decisions = self._policy.choose(requests, prompt_rows)
         modelled = {
-            d.name: self._ask_model(d, decoding, choices) for d in drafters if d.cost is not None
+            d.name: self._ask_model(d, decoding, decisions) for d in drafters if d.model is not None
         }
         proposals = {}
-        for sequence, candidate, choice in zip(decoding, candidates, choices, strict=True):
-            proposal = self._proposal(sequence.request_id, candidate, choice, free | modelled)
+        for request, decision in zip(requests, decisions, strict=True):
+            proposal = self._proposal(request, decision, free | modelled)
             if proposal is not None:
-                proposals[sequence.request_id] = proposal
+                proposals[request.request_id] = proposal
         return proposals
 
     def record(
@@ -96,17 +97,18 @@ class Speculator:
     ) -> None:
         """Account for a verified draft, of which the scheduler may have cut some tokens."""
         self.metrics[proposal.drafter].record(num_drafted, num_accepted)
-        self._faults.clear(proposal.drafter)
+        self._faults.record_success(proposal.drafter)
         self.metrics[proposal.drafter].works = True
+        outcome = DraftOutcome(
+            request_id, proposal.drafter, proposal.draft.acceptance_class, num_drafted, num_accepted
+        )
         with self._guarded():
-            self._policy.record(
-                request_id, proposal.drafter, proposal.draft.grade, num_drafted, num_accepted
-            )
+            self._policy.record(outcome)
 
-    def blame(self, drafters: Iterable[str]) -> None:
+    def record_failure(self, drafters: Iterable[str]) -> None:
         """Count a failure of the drafters with whose drafts the target's pass raised."""
         for name in drafters:
-            self._note_failure(name, DraftError("the target can't compute its drafts"))
+            self._count_failure(name, DraftError("the target can't compute its drafts"))
 
     def plain_seconds(self, num_requests: int) -> float:
         """What a step without drafts costs that decodes so many requests, by the measured steps."""
@@ -129,13 +131,13 @@ class Speculator:
         try:
             yield
         except ANY_FAULT as error:
-            self._faults.note(_POLICY, error)
+            self._faults.record_failure(_POLICY, error)
 
     def _forget(self, drafter: Drafter, request_id: str) -> None:
         try:
             drafter.forget(request_id)
         except ANY_FAULT as error:
-            self._note_failure(drafter.name, error)
+            self._count_failure(drafter.name, error)
 
     def warm_up(self) -> None:
         """Let the draft models make their first passes, so that their costs are known."""
@@ -143,7 +145,7 @@ class Speculator:
             drafter.warm_up()
 
     def state(self) -> dict[str, Any]:
-        """The policy's estimates and choices, JSON types only."""
+        """The policy's estimates and decisions, JSON types only."""
         return {
             "drafters": [d.name for d in self.drafters],
             "failing": self._faults.state(),
@@ -165,9 +167,9 @@ class Speculator:
             worthwhile = [
                 s for s in prefilling if self._allows(s, drafter) and drafter.can_draft(s)
             ]
-            if drafter.cost is not None:
-                candidates = [self._model_candidate(s, drafter) for s in worthwhile]
-                wanted = self._policy.wants_prepared(candidates, len(running))
+            if drafter.model is not None:
+                requests = [self._options(s, [drafter], {}) for s in worthwhile]
+                wanted = self._policy.wants_prepared(requests, len(running))
                 worthwhile = [s for s, yes in zip(worthwhile, wanted, strict=True) if yes]
             if worthwhile:
                 try:
@@ -176,29 +178,22 @@ class Speculator:
                 except ANY_FAULT as error:
                     self._give_up(drafter, worthwhile, error)
 
-    def _model_candidate(self, sequence: TokenSequence, drafter: Drafter) -> Candidate:
-        return Candidate(
-            sequence.request_id,
-            (self._model_option(sequence, drafter),),
-            num_left=sequence.num_output_left,
-        )
-
-    def _model_option(self, sequence: TokenSequence, drafter: Drafter) -> Option:
-        return Option(drafter.name, self._limit(sequence), backlog=drafter.backlog(sequence))
-
     def _ask_free(self, drafter: Drafter, decoding: Sequence[TokenSequence]) -> dict[str, Draft]:
         asked = [s for s in decoding if self._allows(s, drafter) and drafter.can_draft(s)]
         return self._ask(drafter, [DraftRequest(s, self._limit(s)) for s in asked])
 
     def _ask_model(
-        self, drafter: Drafter, decoding: Sequence[TokenSequence], choices: Sequence[Choice]
+        self,
+        drafter: Drafter,
+        decoding: Sequence[TokenSequence],
+        decisions: Sequence[DraftDecision],
     ) -> dict[str, Draft]:
         return self._ask(
             drafter,
             [
-                DraftRequest(sequence, choice.length, choice.least_certainty)
-                for sequence, choice in zip(decoding, choices, strict=True)
-                if choice.drafter == drafter.name
+                DraftRequest(sequence, decision.length, decision.min_confidence)
+                for sequence, decision in zip(decoding, decisions, strict=True)
+                if decision.drafter == drafter.name
             ],
         )
 
@@ -227,44 +222,49 @@ class Speculator:
         self, drafter: Drafter, sequences: Sequence[TokenSequence], error: BaseException
     ) -> None:
         """Go on without the drafts that a drafter failed to make."""
-        self._note_failure(drafter.name, error)
+        self._count_failure(drafter.name, error)
         for sequence in sequences:
             self._forget(drafter, sequence.request_id)
-            self._policy.record(sequence.request_id, drafter.name, 0, 1, 0)
+            self._policy.record(DraftOutcome(sequence.request_id, drafter.name, 0, 1, 0))
 
-    def _note_failure(self, drafter: str, error: BaseException) -> None:
-        self._faults.note(drafter, error)
+    def _count_failure(self, drafter: str, error: BaseException) -> None:
+        self._faults.record_failure(drafter, error)
         self.metrics[drafter].failures += 1
         self.metrics[drafter].works = self._faults.works(drafter)
 
-    def _candidate(
+    def _options(
         self,
         sequence: TokenSequence,
         drafters: Sequence[Drafter],
         free: dict[str, dict[str, Draft]],
-    ) -> Candidate:
+    ) -> RequestOptions:
         options = []
         for drafter in drafters:
-            if drafter.cost is None:
+            if drafter.model is None:
                 draft = free[drafter.name].get(sequence.request_id, NO_DRAFT)
                 if draft.token_ids:
-                    options.append(Option(drafter.name, len(draft.token_ids), draft.grade))
+                    options.append(
+                        DraftOption(drafter.name, len(draft.token_ids), draft.acceptance_class)
+                    )
             elif self._allows(sequence, drafter) and drafter.can_draft(sequence):
-                options.append(self._model_option(sequence, drafter))
-        return Candidate(sequence.request_id, tuple(options), sequence.num_output_left)
+                num_uncomputed = drafter.num_uncomputed_tokens(sequence)
+                limit = self._limit(sequence)
+                options.append(
+                    DraftOption(drafter.name, limit, num_uncomputed_tokens=num_uncomputed)
+                )
+        return RequestOptions(sequence.request_id, tuple(options), sequence.num_output_left)
 
     @staticmethod
     def _proposal(
-        request_id: str,
-        candidate: Candidate,
-        choice: Choice,
-        drafts: dict[str, dict[str, Draft]],
+        request: RequestOptions, decision: DraftDecision, drafts: dict[str, dict[str, Draft]]
     ) -> Proposal | None:
         """The chosen draft; when that came out empty, the first other one there is."""
-        if choice == PLAIN or choice.drafter is None:
+        if decision == PLAIN or decision.drafter is None:
             return None
-        for name in (choice.drafter, *(option.drafter for option in candidate.options)):
-            draft = drafts[name].get(request_id, NO_DRAFT)
+        for name in (decision.drafter, *(option.drafter for option in request.options)):
+            draft = drafts[name].get(request.request_id, NO_DRAFT)
             if draft.token_ids:
-                return Proposal(name, Draft(draft.token_ids[: choice.length], draft.grade))
+                return Proposal(
+                    name, Draft(draft.token_ids[: decision.length], draft.acceptance_class)
+                )
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.draft.token_index import TokenIndex
+from engine.draft.token_index import ContinuationIndex, Ngram
 
 
 class SuffixIndex:
@@ -14,7 +14,7 @@ class SuffixIndex:
     that the list began with come indexed.
     """
 
-    def __init__(self, min_match: int, max_match: int, beginning: TokenIndex) -> None:
+    def __init__(self, min_match: int, max_match: int, beginning: ContinuationIndex) -> None:
         """
         Args:
             beginning: index of the first tokens, with n-grams of all these lengths.
@@ -33,20 +33,16 @@ class SuffixIndex:
                     self._continuation[tuple(token_ids[position - length : position])] = position
         self.num_indexed = len(token_ids)
 
-    def find(self, suffix_of: Sequence[int]) -> tuple[int, int] | None:
-        """(position, match length) behind the last occurrence of the longest indexed suffix."""
-        for length in self._lengths:
-            if length > len(suffix_of):
-                continue
-            position = self._continuation.get(tuple(suffix_of[-length:]))
-            if position is None:
-                position = self._find_in_beginning(suffix_of, length)
-            if position is not None:
-                return position, length
-        return None
+    def find(self, ngrams: Sequence[Ngram]) -> tuple[int, int] | None:
+        """(position, match length) behind the last occurrence of the first that is indexed.
 
-    def _find_in_beginning(self, suffix_of: Sequence[int], length: int) -> int | None:
-        ends = self._beginning.ends(suffix_of, length)
-        # What ends the beginning is continued by nothing in it.
-        count = int(ends.searchsorted(self._beginning.num_tokens))
-        return int(ends[count - 1]) if count else None
+        Args:
+            ngrams: such as `suffixes` gives, the longest first.
+        """
+        for ngram in ngrams:
+            position = self._continuation.get(ngram.token_ids)
+            if position is None:
+                position = self._beginning.find(ngram)
+            if position is not None:
+                return position, len(ngram.token_ids)
+        return None

@@ -12,9 +12,10 @@ import torch
 
 from engine.config import Quantization
 from engine.kernels import load_native, native_available
+from engine.models.architectures import LAYER_MATRICES
 from engine.models.decoder_spec import DecoderSpec, decoder_spec
 from engine.models.gguf import hf_folder
-from engine.models.packing import PackedWeights, packed_weights
+from engine.models.packing import Floats, PackedWeights, packed_weights
 from engine.models.runner import KvBudget, ModelInfo, UnsupportedModelError
 from engine.models.source import ModelFiles
 from engine.plan import StepPlan, pack
@@ -22,10 +23,8 @@ from engine.plan import StepPlan, pack
 if TYPE_CHECKING:
     from engine.kernels._native import PackedMatrix
 
-_KV_TYPES = {"float32": 0, "bfloat16": 1}
-_LAYER_PARTS = ("q", "k", "v", "o", "gate", "up", "down", "attention_norm", "mlp_norm")
-_OPTIONAL_LAYER_PARTS = ("q_norm", "k_norm", "post_attention_norm", "post_mlp_norm")
-_BIASES = tuple(f"{part}_bias" for part in ("q", "k", "v", "o", "gate", "up", "down"))
+_KV_TYPES = {"float32": "F32", "bfloat16": "BF16"}
+"""Names in the extension's `KvType`."""
 
 
 class CpuRunner:
@@ -50,12 +49,13 @@ class CpuRunner:
             UnsupportedModelError: weights and config do not belong together; names the tensor.
         """
         native = load_native()
-        kv_type = _KV_TYPES[kv_dtype]
+        name = spec.architecture.class_name
+        kv_type = native.KvType[_KV_TYPES[kv_dtype]]
         shape = spec.native_shape()
         block_bytes = native.kv_block_bytes(shape, len(spec.layers), budget.block_size, kv_type)
         bytes_per_token = -(-block_bytes // budget.block_size)
-        self._block_size = budget.block_size
-        self._num_blocks = budget.num_blocks(bytes_per_token, spec.max_context, budget.memory_bytes)
+        self.block_size = budget.block_size
+        self.num_blocks = budget.num_blocks(bytes_per_token, spec.max_context, budget.memory_bytes)
         self._pool = native.ThreadPool(threads)
         try:
             self._decoder = native.Decoder(
@@ -64,17 +64,16 @@ class CpuRunner:
                 shape,
                 _top_weights(spec, weights),
                 [_layer_weights(spec, weights, index) for index in range(len(spec.layers))],
-                self._block_size,
-                self._num_blocks,
+                self.block_size,
+                self.num_blocks,
                 kv_type,
             )
         except ValueError as error:
-            raise UnsupportedModelError(f"{spec.architecture} can't be served: {error}") from error
-        copied = spec.tied and {"embedding", "head"} <= weights.matrices.keys()
+            raise UnsupportedModelError(f"{name} can't be served: {error}") from error
         self._logits = np.empty((0, spec.vocab), np.float32)
-        self._info = ModelInfo(
-            architecture=spec.architecture,
-            num_parameters=weights.num_parameters - (spec.vocab * spec.hidden if copied else 0),
+        self.info = ModelInfo(
+            architecture=name,
+            num_parameters=_num_parameters(spec, weights),
             vocab_size=spec.vocab,
             max_context=spec.max_context,
             device="cpu",
@@ -123,24 +122,12 @@ class CpuRunner:
         weights = packed_weights(files, spec, quantization, threads)
         return cls(spec, weights, budget, kv_dtype=kv_dtype, threads=threads, variant=variant)
 
-    @property
-    def info(self) -> ModelInfo:
-        return self._info
-
-    @property
-    def block_size(self) -> int:
-        return self._block_size
-
-    @property
-    def num_blocks(self) -> int:
-        return self._num_blocks
-
     def execute(self, plan: StepPlan) -> torch.Tensor:
         """See `ModelRunner.execute`."""
-        step = pack(plan, self._block_size)
+        step = pack(plan, self.block_size)
         wanted = len(step.logit_rows)
         if wanted > len(self._logits):
-            self._logits = np.empty((wanted, self._info.vocab_size), np.float32)
+            self._logits = np.empty((wanted, self.info.vocab_size), np.float32)
         logits = self._logits[:wanted]
         self._decoder.forward(
             step.token_ids,
@@ -155,6 +142,11 @@ class CpuRunner:
         return torch.from_numpy(logits)
 
 
+def _num_parameters(spec: DecoderSpec, weights: PackedWeights) -> int:
+    head_is_a_copy = spec.tied and {"embedding", "head"} <= weights.matrices.keys()
+    return weights.num_parameters - (spec.vocab * spec.hidden if head_is_a_copy else 0)
+
+
 def _matrix(weights: PackedWeights, name: str) -> PackedMatrix:
     packed = weights.matrices.get(name)
     if packed is None:
@@ -162,9 +154,15 @@ def _matrix(weights: PackedWeights, name: str) -> PackedMatrix:
     return packed.native()
 
 
+def _vector(weights: PackedWeights, name: str) -> Floats:
+    vector = weights.vectors.get(name)
+    if vector is None:
+        raise UnsupportedModelError(f"the weights lack {name}")
+    return vector
+
+
 def _top_weights(spec: DecoderSpec, weights: PackedWeights) -> dict[str, Any]:
-    if "final_norm" not in weights.vectors:
-        raise UnsupportedModelError("the weights lack final_norm")
+    final_norm = _vector(weights, "final_norm")
     top = {
         name: _matrix(weights, name) for name in ("embedding", "head") if name in weights.matrices
     }
@@ -174,7 +172,7 @@ def _top_weights(spec: DecoderSpec, weights: PackedWeights) -> dict[str, Any]:
     for name in ("embedding", "head"):
         if name not in top:
             raise UnsupportedModelError(f"the weights lack {name}")
-    return top | {"final_norm": weights.vectors["final_norm"]}
+    return top | {"final_norm": final_norm}
 
 
 def _layer_weights(spec: DecoderSpec, weights: PackedWeights, index: int) -> dict[str, Any]:
@@ -182,10 +180,11 @@ def _layer_weights(spec: DecoderSpec, weights: PackedWeights, index: int) -> dic
         "window": spec.layers[index].window,
         "rope_table": spec.layers[index].rope_table,
     }
-    for part in (*_LAYER_PARTS, *_OPTIONAL_LAYER_PARTS, *_BIASES):
-        name = f"{index}.{part}"
-        if name in weights.vectors:
-            parts[part] = weights.vectors[name]
-        elif part in _LAYER_PARTS:
-            parts[part] = _matrix(weights, name)
+    for part in spec.architecture.layout.norms:
+        parts[part] = _vector(weights, f"{index}.{part}")
+    for part in LAYER_MATRICES:
+        parts[part] = _matrix(weights, f"{index}.{part}")
+        bias = weights.vectors.get(f"{index}.{part}_bias")
+        if bias is not None:
+            parts[f"{part}_bias"] = bias
     return parts

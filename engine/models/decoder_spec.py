@@ -10,18 +10,15 @@ import torch
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from engine.kernels import load_native
+from engine.models.architectures import ARCHITECTURES, Architecture
+from engine.models.attention_shape import attention_shape
 from engine.models.runner import UnsupportedModelError
 
-_ARCHITECTURES = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "gemma3_text": "Gemma3ForCausalLM",
-}
 _FIXED_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 """RoPE kinds whose frequencies do not depend on the length of the text."""
-_ACTIVATIONS = {"silu": False, "gelu_pytorch_tanh": True}
+_ACTIVATIONS = {"silu": "SILU", "gelu_pytorch_tanh": "GELU_TANH"}
+"""Names in the extension's `Activation`, by those in a config."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +33,7 @@ class LayerSpec:
 class DecoderSpec:
     """Shape and constants of one model."""
 
-    architecture: str
+    architecture: Architecture
     hidden: int
     intermediate: int
     heads: int
@@ -47,11 +44,10 @@ class DecoderSpec:
     norm_eps: float
     attention_scale: float
     embedding_scale: float
-    gelu: bool
+    activation: str
+    """By its name in transformers."""
     tied: bool
     """The head is the embedding matrix."""
-    is_gemma: bool
-    """Norms around each branch, and safetensors norm weights that lack 1."""
     inverse_frequencies: tuple[tuple[float, ...], ...]
     """RoPE tables, [head_dim / 2] each."""
     layers: tuple[LayerSpec, ...]
@@ -63,7 +59,7 @@ class DecoderSpec:
         return values | {
             "attention_scale": self.attention_scale,
             "embedding_scale": self.embedding_scale,
-            "gelu": self.gelu,
+            "activation": load_native().Activation[_ACTIVATIONS[self.activation]],
             "inverse_frequencies": [list(table) for table in self.inverse_frequencies],
         }
 
@@ -75,52 +71,47 @@ def decoder_spec(config: Mapping[str, Any]) -> DecoderSpec:
         UnsupportedModelError: the native decoder can't compute this model; says why.
     """
     model_type = config.get("model_type")
-    if model_type not in _ARCHITECTURES:
+    architecture = ARCHITECTURES.get(str(model_type))
+    if architecture is None:
         name = (config.get("architectures") or [model_type])[0]
         raise UnsupportedModelError(f"the native CPU decoder does not know the architecture {name}")
     full = AutoConfig.for_model(**config)
-    _refuse_variations(full)
-    heads = full.num_attention_heads
-    head_dim = getattr(full, "head_dim", None) or full.hidden_size // heads
-    is_gemma = model_type == "gemma3_text"
-    layers, tables, rope_scale = _layers(full, head_dim)
-    scale: float = (full.query_pre_attn_scalar if is_gemma else head_dim) ** -0.5
+    activation = str(getattr(full, architecture.activation_key))
+    _refuse_variations(full, activation)
+    heads, kv_heads, head_dim = attention_shape(full)
+    scaled_by = architecture.attention_scale_key
+    query_scale: float = (getattr(full, scaled_by) if scaled_by else head_dim) ** -0.5
+    layers, tables, rope_scale = _layers(full, head_dim, architecture.default_layer_type)
     return DecoderSpec(
-        architecture=_ARCHITECTURES[model_type],
+        architecture=architecture,
         hidden=full.hidden_size,
         intermediate=full.intermediate_size,
         heads=heads,
-        kv_heads=getattr(full, "num_key_value_heads", None) or heads,
+        kv_heads=kv_heads,
         head_dim=head_dim,
         vocab=full.vocab_size,
         max_context=full.max_position_embeddings,
         norm_eps=full.rms_norm_eps,
-        attention_scale=scale * rope_scale**2,
-        embedding_scale=full.hidden_size**0.5 if is_gemma else 1.0,
-        gelu=_ACTIVATIONS[_activation(full)],
+        attention_scale=query_scale * rope_scale**2,
+        embedding_scale=full.hidden_size**0.5 if architecture.scales_embedding else 1.0,
+        activation=activation,
         tied=bool(full.tie_word_embeddings),
-        is_gemma=is_gemma,
         inverse_frequencies=tables,
         layers=layers,
     )
 
 
-def _activation(config: PreTrainedConfig) -> str:
-    return str(getattr(config, "hidden_activation", None) or config.hidden_act)
-
-
-def _refuse_variations(config: PreTrainedConfig) -> None:
-    heads, kv_heads = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+def _refuse_variations(config: PreTrainedConfig, activation: str) -> None:
+    heads, kv_heads, head_dim = attention_shape(config)
     layer_types = set(getattr(config, "layer_types", None) or ())
     problems = {
-        f"activation {_activation(config)}": _activation(config) not in _ACTIVATIONS,
+        f"activation {activation}": activation not in _ACTIVATIONS,
         "soft-capped attention scores": getattr(config, "attn_logit_softcapping", None),
         "soft-capped logits": getattr(config, "final_logit_softcapping", None),
         "bidirectional attention": getattr(config, "use_bidirectional_attention", None),
         f"layers of types {sorted(layer_types)}": layer_types
         - {"full_attention", "sliding_attention"},
-        f"{heads} heads on {kv_heads} KV heads": heads % (kv_heads or heads),
+        f"{heads} heads on {kv_heads} KV heads": heads % kv_heads,
         f"a head size of {head_dim}": head_dim % 2,
     }
     for problem, applies in problems.items():
@@ -129,15 +120,13 @@ def _refuse_variations(config: PreTrainedConfig) -> None:
 
 
 def _layers(
-    config: PreTrainedConfig, head_dim: int
+    config: PreTrainedConfig, head_dim: int, default_layer_type: str
 ) -> tuple[tuple[LayerSpec, ...], tuple[tuple[float, ...], ...], float]:
     """Layers, RoPE tables and the factor that scaled RoPE puts on queries and keys."""
     window = getattr(config, "sliding_window", None) or 0
     types = getattr(config, "layer_types", None)
     if types is None:
-        # Only Mistral has a window and no layer types: it slides everywhere.
-        kind = "sliding_attention" if config.model_type == "mistral" else "full_attention"
-        types = [kind] * config.num_hidden_layers
+        types = [default_layer_type] * config.num_hidden_layers
     per_type = "full_attention" in config.rope_parameters
     kinds = sorted(set(types)) if per_type else [None]
     tables, scales = zip(*(_rope_table(config, kind, head_dim) for kind in kinds), strict=True)

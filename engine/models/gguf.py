@@ -19,7 +19,8 @@ from safetensors import SafetensorError
 from engine.cache.location import model_cache
 from engine.cache.model_cache import cache_key
 from engine.models.folder_check import check_folder
-from engine.models.gguf_header import GgufError, GgufHeader, read_header
+from engine.models.gguf_header import GgufError, GgufHeader, gguf_parts, read_header
+from engine.models.gguf_merge import merge
 from engine.models.source import ModelFiles, ModelSourceError
 
 logger = logging.getLogger(__name__)
@@ -120,7 +121,8 @@ def _write_hf_files(path: Path, folder: Path) -> None:
 
     header = read_header(path)
     _refuse_lost_rope_scaling(path, header)
-    _write_json(folder / "config.json", _model_config(path))
+    with _one_file(path, folder, with_weights=False) as file:
+        _write_json(folder / "config.json", _model_config(file))
     _write_json(folder / "generation_config.json", _generation_config(header))
     _write_json(folder / "tokenizer_config.json", _tokenizer_config(header))
     convert_tokenizer(path, header).save(str(folder / "tokenizer.json"))
@@ -138,6 +140,20 @@ def _refuse_lost_rope_scaling(path: Path, header: GgufHeader) -> None:
             f"{path}: RoPE scaling {scaling!r} can't be taken from a GGUF file; "
             "use the model's safetensors"
         )
+
+
+@contextmanager
+def _one_file(path: Path, folder: Path, *, with_weights: bool) -> Iterator[Path]:
+    """The model in one file, which transformers needs; of parts one is made in `folder`."""
+    if len(gguf_parts(path)) == 1:
+        yield path
+        return
+    merged = folder / "merged.gguf"
+    try:
+        merge(path, merged, with_weights=with_weights)
+        yield merged
+    finally:
+        merged.unlink(missing_ok=True)
 
 
 def _model_config(path: Path) -> dict[str, Any]:
@@ -194,9 +210,9 @@ def _write_float32_weights(path: Path, template: Path, folder: Path) -> None:
 
     # Given the configuration, transformers doesn't read the file a second time for it.
     config = AutoConfig.from_pretrained(template)
-    with _transformers_progress():
+    with _one_file(path, folder, with_weights=True) as file, _transformers_progress():
         model = AutoModelForCausalLM.from_pretrained(
-            path.parent, gguf_file=path.name, config=config, dtype=torch.float32
+            file.parent, gguf_file=file.name, config=config, dtype=torch.float32
         )
     # Not save_pretrained: transformers counts a model that came from a GGUF as quantised.
     save_model(model, str(folder / "model.safetensors"), metadata={"format": "pt"})

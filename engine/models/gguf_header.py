@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import mmap
+import re
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,10 @@ _SCALAR_FORMATS: Mapping[int, str] = {
 }
 
 
+_PART_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+"""Of one of the files that a large model is split into."""
+
+
 class GgufError(ValueError):
     """The file is no readable GGUF; the message is one line that names it."""
 
@@ -47,12 +52,14 @@ class TensorEntry:
     """Where one tensor lies in the file, and how it is packed."""
 
     name: str
-    quantization: str
-    """ggml's name of the packing: ``F32``, ``Q4_K``, ..."""
+    element_type: str
+    """ggml's or safetensors' name of it: ``F32``, ``Q4_K``, ..."""
     shape: tuple[int, ...]
     """Outermost dimension first, as torch has it (a GGUF stores it the other way round)."""
+    path: Path
+    """The file it lies in."""
     offset: int
-    """Bytes from the start of the file."""
+    """Bytes from the start of that file."""
     num_bytes: int
 
 
@@ -74,12 +81,72 @@ class GgufHeader:
         return any(tensor.name == name for tensor in self.tensors)
 
 
+def gguf_parts(path: Path) -> tuple[Path, ...]:
+    """Every file of the model that `path` is a part of, in order; by their names alone."""
+    match = _PART_NAME.fullmatch(path.name)
+    if match is None:
+        return (path,)
+    count = int(match["count"])
+    if not 1 <= int(match["number"]) <= count:
+        return (path,)
+    names = (f"{match['stem']}-{number:05}-of-{count:05}.gguf" for number in range(1, count + 1))
+    return tuple(path.with_name(name) for name in names)
+
+
 def read_header(path: Path) -> GgufHeader:
-    """Read metadata and tensor table, and check that the file holds all of its weights.
+    """Read metadata and tensor table, and check that all weights are there.
+
+    Args:
+        path: the file, or the first one of a model split into parts.
 
     Raises:
-        GgufError: not a GGUF, a version this reader doesn't know, damaged, or cut short.
+        GgufError: not a GGUF, a version this reader doesn't know, damaged, cut short, or one of
+            several parts without the others.
     """
+    header = _read_file(path)
+    paths = gguf_parts(path)
+    count = header.metadata.get("split.count", 1)
+    if not isinstance(count, int):
+        raise GgufError(f"{path}: damaged GGUF header (split.count is {type(count).__name__})")
+    if len(paths) != max(1, count) or path != paths[0]:
+        raise GgufError(
+            f"{path}: one of {count} parts by its metadata, one of {len(paths)} by its name; the "
+            f"first of several must be named NAME-00001-of-{max(1, count):05}.gguf"
+        )
+    if count <= 1:
+        return header
+    for number, part in enumerate(paths, 1):
+        if not part.is_file():
+            raise GgufError(f"{path}: part {number} of {count} is missing: {part.name}")
+    headers = [header, *(_read_file(part) for part in paths[1:])]
+    for number, (part, its_header) in enumerate(zip(paths, headers, strict=True)):
+        place = its_header.metadata.get("split.no"), its_header.metadata.get("split.count")
+        if place != (number, count):
+            raise GgufError(f"{part}: its metadata do not make it part {number + 1} of {count}")
+    return GgufHeader(header.metadata, _joined(path, headers))
+
+
+def _joined(path: Path, headers: Sequence[GgufHeader]) -> tuple[TensorEntry, ...]:
+    tensors = tuple(tensor for header in headers for tensor in header.tensors)
+    expected = headers[0].metadata.get("split.tensors.count", len(tensors))
+    if len({tensor.name for tensor in tensors}) != len(tensors) or len(tensors) != expected:
+        raise GgufError(f"{path}: its parts do not belong together: {expected} tensors expected")
+    return tensors
+
+
+def raw_metadata(path: Path) -> tuple[int, bytes]:
+    """Number of values and their bytes in a file that `read_header` accepts."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        cursor = _Cursor(data)
+        _, _, count = cursor.scalar("I"), cursor.scalar("Q"), cursor.scalar("Q")
+        start = cursor.position
+        for _ in range(count):
+            cursor.string()
+            cursor.value(cursor.scalar("I"))
+        return count, data[start : cursor.position]
+
+
+def _read_file(path: Path) -> GgufHeader:
     try:
         with path.open("rb") as file:
             if file.read(4) != _MAGIC:
@@ -150,15 +217,16 @@ def _parse(path: Path, data: mmap.mmap) -> GgufHeader:
     for _ in range(num_values):
         key = cursor.string()
         metadata[key] = cursor.value(cursor.scalar("I"))
-    if not isinstance(metadata.get("general.architecture"), str):
+    is_later_part = metadata.get("split.no", 0) > 0
+    if not isinstance(metadata.get("general.architecture"), str) and not is_later_part:
         raise GgufError(f"{path}: damaged GGUF header (no general.architecture)")
-    if metadata.get("split.count", 1) > 1:
-        raise GgufError(f"{path}: one of {metadata['split.count']} parts; merge them into one file")
-    table = [_read_tensor_entry(cursor) for _ in range(num_tensors)]
+    table = [_read_tensor_entry(path, cursor) for _ in range(num_tensors)]
     alignment = metadata.get("general.alignment", GGUF_DEFAULT_ALIGNMENT)
     weights_start = -(-cursor.position // alignment) * alignment
     tensors = tuple(
-        TensorEntry(name, type_.name, shape, weights_start + offset, _packed_bytes(type_, shape))
+        TensorEntry(
+            name, type_.name, shape, path, weights_start + offset, _packed_bytes(name, type_, shape)
+        )
         for name, type_, shape, offset in table
     )
     weights_end = max((tensor.offset + tensor.num_bytes for tensor in tensors), default=0)
@@ -170,17 +238,21 @@ def _parse(path: Path, data: mmap.mmap) -> GgufHeader:
 
 
 def _read_tensor_entry(
-    cursor: _Cursor,
+    path: Path, cursor: _Cursor
 ) -> tuple[str, GGMLQuantizationType, tuple[int, ...], int]:
     name = cursor.string()
     num_dimensions = cursor.scalar("I")
     innermost_first = cursor.scalars("Q", num_dimensions)
-    type_ = GGMLQuantizationType(cursor.scalar("I"))
-    return name, type_, innermost_first[::-1], cursor.scalar("Q")
+    number = cursor.scalar("I")
+    if number not in GGML_QUANT_SIZES:
+        raise GgufError(f"{path}: the tensor {name} is of a type that is not known, {number}")
+    return name, GGMLQuantizationType(number), innermost_first[::-1], cursor.scalar("Q")
 
 
-def _packed_bytes(type_: GGMLQuantizationType, shape: tuple[int, ...]) -> int:
+def _packed_bytes(name: str, type_: GGMLQuantizationType, shape: tuple[int, ...]) -> int:
     block_size: int
     block_bytes: int
     block_size, block_bytes = GGML_QUANT_SIZES[type_]
+    if shape and shape[-1] % block_size:
+        raise ValueError(f"{name} has rows of {shape[-1]} values in blocks of {block_size}")
     return math.prod(shape) // block_size * block_bytes

@@ -12,13 +12,13 @@ import mmap
 import os
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
-from enum import IntEnum
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+from gguf.constants import GGMLQuantizationType
 
 from engine.cache.location import model_cache
 from engine.cache.model_cache import cache_key
@@ -30,51 +30,31 @@ from engine.models.source import ModelFiles
 from engine.models.weight_files import Tensor, WeightFiles, open_weights
 
 if TYPE_CHECKING:
-    from engine.kernels._native import PackedMatrix
+    from engine.kernels._native import Format, PackedMatrix, ThreadPool
 
 logger = logging.getLogger(__name__)
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 
-_VERSION = 3
+_VERSION = 4
 """Raised whenever the layout of packed bytes changes."""
 _MAGIC = b"SLIPPACK"
 _ALIGNMENT = 4096
+_ROWS_AT_ONCE = 8192
+"""Unpacked to float32 at the same time; whole tiles."""
 _FILE_NAME = "weights.slip"
-_VECTOR = -1
 _LARGE_HEAD = 1 << 26
 """Weights. Measured: 136 million lost no acceptance at 4 bits, 28 million a twelfth of it."""
-
-
-class Format(IntEnum):
-    """Packed formats, numbered as the native extension does."""
-
-    F32 = 0
-    F16 = 1
-    BF16 = 2
-    Q4_AFFINE = 3
-    Q4_SYMMETRIC = 4
-    Q4_SUPER = 5
-    Q6_SUPER = 6
-    Q8_SYMMETRIC = 7
-    Q8_AFFINE = 8
-    Q4_TABLE = 9
-    Q4_TABLE_SUPER = 10
-
-
-_INT4_FORMATS: dict[Quantization, Format] = {
-    "int4": Format.Q4_AFFINE,
-    "fast": Format.Q4_SYMMETRIC,
-}
-_WIDER_THAN_INT4 = (Format.Q6_SUPER, Format.Q8_SYMMETRIC, Format.Q8_AFFINE)
+_INT4_FORMATS: dict[Quantization, str] = {"int4": "Q4_AFFINE", "fast": "Q4_SYMMETRIC"}
+_WIDER_THAN_INT4 = ("Q6_SUPER", "Q8_SYMMETRIC", "Q8_AFFINE")
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
     name: str
-    format: int
-    """A `Format`, or `_VECTOR` for float32 norms and biases."""
+    format: str | None
+    """Name of a `Format`; None: a vector of float32, a norm or bias."""
     rows: int
     cols: int
     offset: int
@@ -91,7 +71,7 @@ class PackedMatrixData:
     def native(self) -> PackedMatrix:
         """The matrix as the extension takes it."""
         matrix: PackedMatrix = load_native().PackedMatrix(
-            int(self.format), self.rows, self.cols, self.data
+            self.format, self.rows, self.cols, self.data
         )
         return matrix
 
@@ -149,7 +129,7 @@ def packed_weights(
         _VERSION,
         quantization,
         _LARGE_HEAD,
-        spec.is_gemma,
+        json.dumps(asdict(spec.architecture.layout)),
         spec.heads,
         spec.kv_heads,
         contents.digest,
@@ -158,7 +138,7 @@ def packed_weights(
     def make(folder: Path) -> None:
         started = time.monotonic()
         logger.info("packing the weights of %s for the CPU, once ...", files.name)
-        weights = open_weights(files, is_gemma=spec.is_gemma)
+        weights = open_weights(files, spec.architecture)
         _write(folder / _FILE_NAME, weights, spec, quantization, threads)
         contents.require_unchanged()
         logger.info("packed %s in %.1f s", files.name, time.monotonic() - started)
@@ -172,12 +152,12 @@ def _plan(tensors: Mapping[str, Tensor], quantization: Quantization) -> list[_En
     offset = 0
     for name, tensor in tensors.items():
         if len(tensor.shape) == 1:
-            rows, cols, format_ = 1, tensor.shape[0], _VECTOR
+            rows, cols, format_ = 1, tensor.shape[0], None
             size = 4 * cols
         elif len(tensor.shape) == 2:
             rows, cols = tensor.shape
             format_ = _matrix_format(name, tensor, quantization)
-            size = native.packed_bytes(format_, rows, cols)
+            size = native.packed_bytes(native.Format[format_], rows, cols)
         else:
             raise UnsupportedModelError(f"{name} has {len(tensor.shape)} dimensions")
         entries.append(_Entry(name, format_, rows, cols, offset, size))
@@ -201,19 +181,27 @@ def _is_large(head: Tensor) -> bool:
     return math.prod(head.shape) >= _LARGE_HEAD
 
 
-def _matrix_format(name: str, tensor: Tensor, quantization: Quantization) -> Format:
+def _matrix_format(name: str, tensor: Tensor, quantization: Quantization) -> str:
+    """The name of the `Format` that a matrix is packed in."""
     rounds_head = quantization == "fast" and _is_large(tensor)
     keeps_bits = name == "embedding" or (name == "head" and not rounds_head)
     to_int4 = None if keeps_bits else _INT4_FORMATS.get(quantization)
-    if tensor.float_type is None:
-        try:
-            exact = Format(load_native().format_for_gguf(tensor.ggml_type))
-        except ValueError as error:
-            raise UnsupportedModelError(f"{name}: {error}") from error
-        return to_int4 if to_int4 and exact in _WIDER_THAN_INT4 else exact
+    if (exact := _format_of_blocks(tensor)) is not None:
+        return to_int4 if to_int4 and exact.name in _WIDER_THAN_INT4 else exact.name
     if quantization == "none":
-        return Format(int(tensor.float_type))
-    return to_int4 or Format.Q8_SYMMETRIC
+        return tensor.element_type if tensor.is_float else "F32"
+    return to_int4 or "Q8_SYMMETRIC"
+
+
+def _format_of_blocks(tensor: Tensor) -> Format | None:
+    """The format that holds a tensor's quantized blocks exactly, if there is one."""
+    if tensor.is_float:
+        return None
+    try:
+        exact: Format = load_native().format_for_gguf(GGMLQuantizationType[tensor.element_type])
+    except ValueError:
+        return None
+    return exact
 
 
 def _write(
@@ -226,11 +214,12 @@ def _write(
     size = data_start + entries[-1].offset + entries[-1].size
     with path.open("x+b") as file:
         os.posix_fallocate(file.fileno(), 0, size)
-        with mmap.mmap(file.fileno(), size) as memory:
-            memory[: len(_MAGIC)] = _MAGIC
-            memory[len(_MAGIC) : len(_MAGIC) + 8] = len(header).to_bytes(8, "little")
-            memory[len(_MAGIC) + 8 : len(_MAGIC) + 8 + len(header)] = header
-            _fill(memory, data_start, entries, tensors, weights, spec, threads)
+        # Not closed: arrays in an exception's frames would turn it into one about the map.
+        memory = mmap.mmap(file.fileno(), size)
+        memory[: len(_MAGIC)] = _MAGIC
+        memory[len(_MAGIC) : len(_MAGIC) + 8] = len(header).to_bytes(8, "little")
+        memory[len(_MAGIC) + 8 : len(_MAGIC) + 8 + len(header)] = header
+        _fill(memory, data_start, entries, tensors, weights, spec, threads)
 
 
 def _fill(
@@ -248,27 +237,43 @@ def _fill(
         tensor = tensors[entry.name]
         out = np.frombuffer(memory, np.uint8, entry.size, data_start + entry.offset)
         heads = _rotary_heads(entry.name, spec) if weights.interleaved_rope else 0
-        if entry.format == _VECTOR:
+        if entry.format is None:
             out.view(np.float32)[:] = _vector(entry.name, tensor, weights, heads)
-        elif tensor.ggml_type is not None and (
-            tensor.float_type is None or entry.format == tensor.float_type
-        ):
-            native.pack_gguf(
-                pool,
-                tensor.ggml_type,
-                tensor.data,
-                entry.format,
-                entry.rows,
-                entry.cols,
-                heads,
-                out,
-            )
+        elif _format_of_blocks(tensor) is not None:
+            type_, to = GGMLQuantizationType[tensor.element_type], native.Format[entry.format]
+            native.pack_gguf(pool, type_, tensor.data, to, entry.rows, entry.cols, heads, out)
         else:
-            data = _halves_together(tensor, heads) if heads else tensor.data
-            native.pack_floats(
-                pool, int(tensor.float_type or 0), data, entry.format, entry.rows, entry.cols, out
-            )
+            _pack_floats(pool, tensor, entry, native.Format[entry.format], heads, out)
         del out
+
+
+def _pack_floats(
+    pool: ThreadPool, tensor: Tensor, entry: _Entry, to: Format, heads: int, out: Bytes
+) -> None:
+    """Pack floats, and what has to become floats first, of which only a share is in memory."""
+    native = load_native()
+
+    def packed_size(rows: int) -> int:
+        return native.packed_bytes(to, rows, entry.cols) if rows else 0
+
+    step = entry.rows if heads or tensor.is_float else _ROWS_AT_ONCE
+    for begin in range(0, entry.rows, step):
+        end = min(begin + step, entry.rows)
+        some = tensor.rows(begin, end)
+        if not some.is_float:
+            some = _unpacked(entry.name, some)
+        data = _halves_together(some, heads) if heads else some.data
+        share = out[packed_size(begin) : packed_size(end)]
+        from_ = native.Format[some.element_type]
+        native.pack_floats(pool, from_, data, to, end - begin, entry.cols, share)
+
+
+def _unpacked(name: str, tensor: Tensor) -> Tensor:
+    try:
+        values = tensor.floats()
+    except UnsupportedModelError as error:
+        raise UnsupportedModelError(f"{name}: {error}") from error
+    return replace(tensor, data=values.reshape(-1).view(np.uint8), element_type="F32")
 
 
 def _rotary_heads(name: str, spec: DecoderSpec) -> int:
@@ -285,8 +290,8 @@ def _halves_together(tensor: Tensor, heads: int) -> Bytes:
 
 def _vector(name: str, tensor: Tensor, weights: WeightFiles, heads: int) -> Floats:
     values = tensor.floats()
-    if name.endswith("norm") and weights.norms_lack_one:
-        return values + np.float32(1.0)
+    if name.endswith("norm") and weights.norm_offset:
+        return values + np.float32(weights.norm_offset)
     if heads:
         return values.reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
     return values
@@ -303,11 +308,10 @@ def _read(path: Path) -> PackedWeights:
     matrices, vectors = {}, {}
     for entry in entries:
         begin = data_start + entry.offset
-        piece = data[begin : begin + entry.size]
-        if entry.format == _VECTOR:
-            vectors[entry.name] = piece.view(np.float32)
+        content = data[begin : begin + entry.size]
+        if entry.format is None:
+            vectors[entry.name] = content.view(np.float32)
         else:
-            matrices[entry.name] = PackedMatrixData(
-                Format(entry.format), entry.rows, entry.cols, piece
-            )
+            format_ = load_native().Format[entry.format]
+            matrices[entry.name] = PackedMatrixData(format_, entry.rows, entry.cols, content)
     return PackedWeights(matrices, vectors)

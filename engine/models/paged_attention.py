@@ -1,7 +1,7 @@
 """Paged attention in plain torch, registered with transformers' AttentionInterface.
 
-Every slice of a step lies in one packed row. Keys and values are written to the paged cache by
-slot; slices of similar context length are gathered into one padded batch and attend together.
+Every chunk of a step lies in one packed row. Keys and values are written to the paged cache by
+slot; chunks of similar context length are gathered into one padded batch and attend together.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from engine.plan import Int32Array, PackedStep
 ATTENTION_NAME = "slipstream"
 
 _LONGEST_BATCHED_QUERY = 32
-"""Slices with more rows are prompt chunks; they attend on their own, without padding."""
+"""Chunks with more rows are parts of prompts; they attend on their own, without padding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +41,10 @@ class KvCache:
 
 @dataclass(slots=True)
 class _Group:
-    """R slices that attend together, padded to Q rows and C context tokens."""
+    """R chunks that attend together, padded to Q rows and C context tokens."""
 
     rows: torch.Tensor
-    """int64[R, Q]: rows of the packed step; padding repeats a row of the slice."""
+    """int64[R, Q]: rows of the packed step; padding repeats a row of the chunk."""
     slots: torch.Tensor
     """int64[R, C]: cache slots of the context; padding repeats the last."""
     positions: torch.Tensor
@@ -81,7 +81,7 @@ class AttentionStep:
         offsets = np.minimum(np.arange(lengths.max()), lengths[:, None] - 1)
         rows = first[:, None] + offsets
         context_lens = packed.context_lens[members]
-        # Padding reads the slice's own last token: what others left elsewhere may be a NaN, which
+        # Padding reads the chunk's own last token: what others left elsewhere may be a NaN, which
         # a mask does not multiply away.
         context = np.minimum(np.arange(context_lens.max()), context_lens[:, None] - 1)
         tables = packed.block_tables[members].astype(np.int64)
@@ -98,7 +98,7 @@ class AttentionStep:
 
 
 def _batches(packed: PackedStep) -> list[Int32Array]:
-    """Slice indexes, grouped so that padding at most doubles a slice's context."""
+    """Chunk indexes, grouped so that padding at most doubles a chunk's context."""
     lengths = np.diff(packed.query_starts)
     batches: dict[tuple[int, int], list[int]] = defaultdict(list)
     for index, (length, context) in enumerate(zip(lengths, packed.context_lens, strict=True)):
@@ -155,13 +155,13 @@ def _attend(
     window: int | None,
 ) -> torch.Tensor:
     """[R, Q, H, D] for one group; query heads that share K and V become rows of one head."""
-    num_slices, num_rows = group.rows.shape
+    num_chunks, num_rows = group.rows.shape
     num_heads, head_size = query.shape[1:]
     num_kv_heads = keys.shape[1]
     shared = num_heads // num_kv_heads
-    queries = query[group.rows].view(num_slices, num_rows, num_kv_heads, shared, head_size)
+    queries = query[group.rows].view(num_chunks, num_rows, num_kv_heads, shared, head_size)
     queries = queries.permute(0, 2, 3, 1, 4).reshape(
-        num_slices, num_kv_heads, shared * num_rows, head_size
+        num_chunks, num_kv_heads, shared * num_rows, head_size
     )
     attended = scaled_dot_product_attention(
         queries,
@@ -170,8 +170,8 @@ def _attend(
         attn_mask=group.mask(window).repeat(1, 1, shared, 1),
         scale=scaling,
     )
-    attended = attended.view(num_slices, num_kv_heads, shared, num_rows, head_size)
-    return attended.permute(0, 3, 1, 2, 4).reshape(num_slices, num_rows, num_heads, head_size)
+    attended = attended.view(num_chunks, num_kv_heads, shared, num_rows, head_size)
+    return attended.permute(0, 3, 1, 2, 4).reshape(num_chunks, num_rows, num_heads, head_size)
 
 
 AttentionInterface.register(ATTENTION_NAME, paged_attention)

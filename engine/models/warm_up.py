@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from engine.models.runner import ModelRunner
-from engine.plan import Slice, StepPlan
+from engine.plan import Chunk, StepPlan
 
 
 def time_passes(runner: ModelRunner, rows: Iterable[int]) -> Iterator[tuple[int, float]]:
@@ -39,5 +39,5 @@ def _time_pass(runner: ModelRunner, rows: int) -> float:
 
 
 def _pass(runner: ModelRunner, rows: int, blocks: tuple[int, ...]) -> torch.Tensor:
-    piece = Slice("warm-up", 0, np.zeros(rows, np.int32), blocks, first_logit=0)
-    return runner.execute(StepPlan((piece,)))
+    chunk = Chunk("warm-up", 0, np.zeros(rows, np.int32), blocks, first_logit=0)
+    return runner.execute(StepPlan((chunk,)))

@@ -1,4 +1,7 @@
-"""A draft model's choices, coupled to the target's by shared noise."""
+"""Coupled noise: a draft model samples with the noise that the target will sample with.
+
+See `engine.sampling.noise` for why the two then agree so often.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,8 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.sampling.sampler import INVALID, sample_with_certainty
-from engine.sequence import TokenSequence
+from engine.sampling.sampler import INVALID, sample_with_confidence
+from engine.scheduling.sequence import TokenSequence
 
 
 class InvalidDraftLogitsError(ArithmeticError):
@@ -22,8 +25,8 @@ class InvalidDraftLogitsError(ArithmeticError):
         self.rows = tuple(rows)
 
 
-class CoupledChooser:
-    """Chooses draft tokens for a batch of requests.
+class CoupledSampler:
+    """Samples draft tokens for a batch of requests.
 
     At temperature 0 the likeliest token, else a sample from the draft's distribution, tempered and
     truncated as the request says, drawn with the noise the target will use at that position.
@@ -35,16 +38,17 @@ class CoupledChooser:
         """
         Args:
             sequences: one request for each draft of the batch.
-            noise_ids: int64[V], the target's id of each draft token.
+            noise_ids: int64[V], the target's id of each draft token (see `noise_ids_of`); default:
+                the same ids.
         """
         self._params = [sequence.params for sequence in sequences]
         self._positions = [sequence.num_output for sequence in sequences]
         self._noise_ids = noise_ids
 
-    def choose(
+    def sample(
         self, logits: torch.Tensor, members: Sequence[int], depth: int
     ) -> tuple[list[int], list[float]]:
-        """Tokens and how certain the draft is that the target chooses them too.
+        """Tokens and how confident the draft is that the target samples them too.
 
         Args:
             logits: float32[len(members), V] of the draft model.
@@ -57,8 +61,28 @@ class CoupledChooser:
         params = [self._params[i] for i in members]
         positions = [self._positions[i] + depth for i in members]
         noise_ids = None if self._noise_ids is None else self._noise_ids.to(logits.device)
-        choices = sample_with_certainty(logits, params, positions, noise_ids)
-        invalid = [row for row, token_id in enumerate(choices.token_ids) if token_id == INVALID]
+        sampled = sample_with_confidence(logits, params, positions, noise_ids)
+        invalid = [row for row, token_id in enumerate(sampled.token_ids) if token_id == INVALID]
         if invalid:
             raise InvalidDraftLogitsError(invalid)
-        return choices.token_ids, choices.certainties
+        return sampled.token_ids, sampled.confidences
+
+
+def noise_ids_of(
+    aligned_ids: Sequence[int | None], *, vocab_size: int, num_target_ids: int
+) -> torch.Tensor:
+    """Under which id each draft token draws its noise: the target's id where the target has it.
+
+    Args:
+        aligned_ids: for each draft id the target's of the same bytes, or None.
+        vocab_size: width of the draft model's logits.
+        num_target_ids: tokens the target lacks get ids of their own from here on.
+
+    Returns:
+        int64[vocab_size].
+    """
+    ids = torch.arange(vocab_size) + num_target_ids
+    for token_id, target_id in enumerate(aligned_ids[:vocab_size]):
+        if target_id is not None:
+            ids[token_id] = target_id
+    return ids

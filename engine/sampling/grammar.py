@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections import OrderedDict
 
+from cachetools import LRUCache
 from llguidance import LLMatcher, LLTokenizer
 
 from engine.request import GrammarSpec
-from engine.sampling.grammar_compiler import CompiledGrammar, compile_grammar, refusal, start_of
+from engine.sampling.grammar_compiler import CompiledGrammar, compile_grammar, start_of
 from engine.sampling.grammar_matcher import GrammarMatcher
 from engine.sampling.grammar_tokens import GrammarTokenizer, GrammarVocabulary, TokenTable
+from engine.sampling.refusal import refusal
 
 _MAX_CACHED = 64
 _MAX_CACHED_BYTES = 512 << 10
@@ -34,8 +35,9 @@ class Grammars:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._end_ids = frozenset(tokenizer.eos_ids)
-        self._compiled: OrderedDict[GrammarSpec, CompiledGrammar] = OrderedDict()
-        self._num_cached_bytes = 0
+        self._compiled = LRUCache[GrammarSpec, CompiledGrammar](
+            _MAX_CACHED_BYTES, lambda compiled: len(compiled.spec.text)
+        )
         self._lock = threading.Lock()
         self._matchers: dict[str, GrammarMatcher] = {}
 
@@ -68,16 +70,16 @@ class Grammars:
         self._require_end_token()
         tokens = self._tokenizer
         return TokenTable(
-            tuple(tokens.pieces), frozenset(tokens.special_ids), self._end_ids, self._vocab_size
+            tuple(tokens.token_bytes),
+            frozenset(tokens.special_ids),
+            self._end_ids,
+            self._vocab_size,
         )
 
     def known(self, spec: GrammarSpec) -> CompiledGrammar | None:
         """A grammar that is still kept ready."""
         with self._lock:
-            known = self._compiled.get(spec)
-            if known is not None:
-                self._compiled.move_to_end(spec)
-            return known
+            return self._compiled.get(spec)
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
         """Make a grammar ready, however long that takes.
@@ -119,18 +121,15 @@ class Grammars:
     def _renew(self, spec: GrammarSpec) -> LLMatcher:
         """A new compilation, for one request only; the one that was kept has broken."""
         with self._lock:
-            if self._compiled.pop(spec, None) is not None:
-                self._num_cached_bytes -= len(spec.text)
+            self._compiled.pop(spec, None)
         return start_of(spec, self._vocabulary)
 
     def _keep(self, compiled: CompiledGrammar) -> None:
+        """Keep it, in place of the least recently used; one of too much text is not kept."""
         spec = compiled.spec
         with self._lock:
-            if spec not in self._compiled:
-                self._compiled[spec] = compiled
-                self._num_cached_bytes += len(spec.text)
-            while len(self._compiled) > 1 and (
-                len(self._compiled) > _MAX_CACHED or self._num_cached_bytes > _MAX_CACHED_BYTES
-            ):
-                oldest, _ = self._compiled.popitem(last=False)
-                self._num_cached_bytes -= len(oldest.text)
+            if spec in self._compiled or len(spec.text) > _MAX_CACHED_BYTES:
+                return
+            while len(self._compiled) >= _MAX_CACHED:
+                self._compiled.popitem()
+            self._compiled[spec] = compiled

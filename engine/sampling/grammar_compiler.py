@@ -10,7 +10,8 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
-from engine.request import GrammarSpec, Prelude, RequestError
+from engine.request import GrammarSpec, Prelude
+from engine.sampling.refusal import refusal
 from engine.sampling.schema_cost import embedded_schemas, why_too_costly
 
 _NUM_TRIAL_TOKENS = 8
@@ -65,10 +66,6 @@ def start_of(spec: GrammarSpec, vocabulary: LLTokenizer) -> LLMatcher:
         # The first mask builds most of the lexer, which every copy then shares.
         start.compute_bitmask()
     return start
-
-
-def refusal(reason: str) -> RequestError:
-    return RequestError(f"The output grammar can't be used: {reason}.", param="grammar")
 
 
 def readable(message: str, limit: int = 300) -> str:

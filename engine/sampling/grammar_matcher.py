@@ -9,7 +9,7 @@ from llguidance import LLMatcher
 
 from engine.sampling.grammar_compiler import readable
 from engine.sampling.grammar_mask import BitMask
-from engine.sequence import TokenSequence
+from engine.scheduling.sequence import TokenSequence
 
 _ALL_TOKENS = -1
 
@@ -44,21 +44,21 @@ class GrammarMatcher:
         self._matcher = start.deep_copy()
         self._renew = renew
         self._isolated = False
-        self._trusted = True
+        self._is_valid = True
         self._num_consumed = 0
 
     def catch_up(self, sequence: TokenSequence) -> None:
         """Move over the output tokens committed since the last call."""
-        if not self._trusted:
+        if not self._is_valid:
             self._isolate(sequence)
         new = sequence.token_ids[sequence.num_prompt + self._num_consumed :]
         if new:
             self._matcher.consume_tokens(new)
             self._num_consumed += len(new)
 
-    def distrust(self) -> None:
+    def invalidate(self) -> None:
         """Start anew at the next `catch_up`: an exception may have left the matcher anywhere."""
-        self._trusted = False
+        self._is_valid = False
 
     def forced(self) -> list[int]:
         """Tokens that must come next, as the tokenizer would split their text."""
@@ -100,7 +100,7 @@ class GrammarMatcher:
     def _isolate(self, sequence: TokenSequence) -> None:
         self._isolated = True
         self._matcher = self._renew()
-        self._trusted = True
+        self._is_valid = True
         self._num_consumed = 0
         self.catch_up(sequence)
 

@@ -16,8 +16,9 @@ from multiprocessing.connection import Connection
 from llguidance import LLTokenizer
 
 from engine.request import GrammarSpec, RequestError
-from engine.sampling.grammar_compiler import compile_grammar, refusal
+from engine.sampling.grammar_compiler import compile_grammar
 from engine.sampling.grammar_tokens import TokenTable
+from engine.sampling.refusal import refusal
 
 MAX_BYTES = 1 << 30
 """Memory a compilation may take, the process itself included; a request for more ends it."""

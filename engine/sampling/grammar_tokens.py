@@ -17,7 +17,7 @@ class GrammarTokenizer(Protocol):
     """What grammars need of a tokenizer; see `engine.text.tokenizer.TextTokenizer`."""
 
     @property
-    def pieces(self) -> Sequence[bytes]: ...
+    def token_bytes(self) -> Sequence[bytes]: ...
 
     @property
     def special_ids(self) -> Collection[int]: ...
@@ -32,7 +32,7 @@ class GrammarTokenizer(Protocol):
 class TokenTable:
     """A vocabulary without its tokenizer: enough to compile grammars, but not to force text."""
 
-    pieces: tuple[bytes, ...]
+    token_bytes: tuple[bytes, ...]
     special_ids: frozenset[int]
     eos_ids: frozenset[int]
     vocab_size: int
@@ -60,7 +60,7 @@ class GrammarVocabulary:
         self.special_token_ids = sorted(tokenizer.special_ids)
         self.tokens = [
             _SPECIAL_MARK + piece if token_id in tokenizer.special_ids else piece
-            for token_id, piece in enumerate(tokenizer.pieces)
+            for token_id, piece in enumerate(tokenizer.token_bytes)
         ]
         self.tokens += [b""] * (vocab_size - len(self.tokens))
 
@@ -87,8 +87,8 @@ class GrammarVocabulary:
     @functools.cached_property
     def _id_of(self) -> dict[bytes, int]:
         special = self._tokenizer.special_ids
-        pieces = enumerate(self._tokenizer.pieces)
-        return {piece: i for i, piece in pieces if piece and i not in special}
+        token_bytes = enumerate(self._tokenizer.token_bytes)
+        return {piece: i for i, piece in token_bytes if piece and i not in special}
 
     @functools.cached_property
     def _longest(self) -> int:

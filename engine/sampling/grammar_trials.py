@@ -9,15 +9,21 @@ import sys
 import threading
 from collections.abc import Callable
 from multiprocessing import Pipe
+from typing import TYPE_CHECKING
 
 from engine.request import GrammarSpec, RequestError
-from engine.sampling.grammar_compiler import refusal
-from engine.sampling.grammar_tokens import TokenTable
+from engine.sampling.refusal import refusal
+
+if TYPE_CHECKING:  # it loads native code that nothing needs here
+    from engine.sampling.grammar_tokens import TokenTable
 
 logger = logging.getLogger(__name__)
 
 _START_SECONDS = 60.0
 """For a process to start and to index the vocabulary, on a machine that has much else to do."""
+
+
+_CLOSED = "no grammar is compiled any more"
 
 
 class GrammarProcessError(RuntimeError):
@@ -68,7 +74,9 @@ class GrammarTrials:
                 f"The output grammar takes longer than {time_limit:g} s to compile; simplify it.",
                 param="grammar",
             ) from None
-        except (EOFError, OSError):
+        except (EOFError, OSError) as error:
+            if self._closed:
+                raise GrammarProcessError(_CLOSED) from error
             raise refusal("compiling it takes too much memory or fails") from None
         finally:
             self._give_back(process, works=answer is not None)
@@ -98,7 +106,7 @@ class GrammarTrials:
     def _take(self, table: Callable[[], TokenTable]) -> _Process:
         with self._lock:
             if self._closed:
-                raise GrammarProcessError("no grammar is compiled any more")
+                raise GrammarProcessError(_CLOSED)
             while self._idle:
                 process = self._idle.pop()
                 if process.lives:

@@ -10,7 +10,10 @@ from engine.request import TokenLogprob
 
 
 def token_logprobs(
-    logits: torch.Tensor, token_ids: Sequence[int], num_top: Sequence[int], pieces: Sequence[bytes]
+    logits: torch.Tensor,
+    token_ids: Sequence[int],
+    num_top: Sequence[int],
+    token_bytes: Sequence[bytes],
 ) -> list[TokenLogprob]:
     """Log-probabilities from unprocessed logits.
 
@@ -18,7 +21,7 @@ def token_logprobs(
         logits: float32[N, V], as the model gave them.
         token_ids: the chosen token of each row.
         num_top: alternatives to list for each row.
-        pieces: bytes by token id; ids beyond it (a padded vocabulary) have none.
+        token_bytes: bytes by token id; ids beyond it (a padded vocabulary) have none.
     """
     values = logits.log_softmax(dim=1)
     chosen = values.gather(1, torch.tensor(token_ids, device=logits.device)[:, None])[:, 0].tolist()
@@ -28,12 +31,12 @@ def token_logprobs(
     top_values = top.values.tolist() if top else [[]] * len(token_ids)
 
     def piece(token_id: int) -> bytes:
-        return pieces[token_id] if token_id < len(pieces) else b""
+        return token_bytes[token_id] if token_id < len(token_bytes) else b""
 
     return [
         TokenLogprob(
             token_id=token_id,
-            piece=piece(token_id),
+            token_bytes=piece(token_id),
             logprob=logprob,
             top=tuple((i, piece(i), v) for i, v in zip(ids[:count], row[:count], strict=True)),
         )

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 
 from engine.request import SamplingParams
-from engine.sequence import TokenSequence
+from engine.scheduling.sequence import TokenSequence
 
 
 class TokenHistory:

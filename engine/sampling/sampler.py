@@ -20,11 +20,11 @@ _RIVALS_WITHIN = 4.0
 
 
 @dataclass(frozen=True, slots=True)
-class Choices:
-    """One token a row, and the certainty of each: in 0 to 1, where it was asked for."""
+class SampledTokens:
+    """One token a row, and the confidence of each: in 0 to 1, where it was asked for."""
 
     token_ids: list[int]
-    certainties: list[float]
+    confidences: list[float]
     """At temperature 0 the token's probability. Of a drawn token, whose rivals are those with
     nearly its score, the same over scores: logits with the noise that the target adds too."""
 
@@ -52,13 +52,13 @@ def sample(
     return _chosen(logits, params, positions, noise_ids, rivals_within=None).token_ids
 
 
-def sample_with_certainty(
+def sample_with_confidence(
     logits: torch.Tensor,
     params: Sequence[SamplingParams],
     positions: Sequence[int],
     noise_ids: torch.Tensor | None = None,
-) -> Choices:
-    """Like `sample`, for a draft model: also how sure each choice is to be the target's."""
+) -> SampledTokens:
+    """Like `sample`, for a draft model: also how sure each token is to be the target's."""
     return _chosen(logits, params, positions, noise_ids, rivals_within=_RIVALS_WITHIN)
 
 
@@ -69,15 +69,15 @@ def _chosen(
     noise_ids: torch.Tensor | None,
     *,
     rivals_within: float | None,
-) -> Choices:
+) -> SampledTokens:
     tokens = argmax(logits)
     # A NaN or infinity counts as the largest, so the largest tells of any in its row.
     largest = logits.gather(1, tokens[:, None])[:, 0]
     is_valid = largest.isfinite()
     drawn = [i for i, p in enumerate(params) if not p.greedy]
-    certainty = None
+    confidence = None
     if rivals_within is not None:
-        certainty = (largest - logits.logsumexp(dim=1)).exp().double()
+        confidence = (largest - logits.logsumexp(dim=1)).exp().double()
     if drawn:
         index = torch.tensor(drawn, device=logits.device)
         rows = logits if len(drawn) == len(params) else logits[index]
@@ -88,10 +88,10 @@ def _chosen(
             noise_ids,
             rivals_within or 0.0,
         )
-        if certainty is not None:
-            certainty[index] = margin
-    return Choices(
-        tokens.where(is_valid, INVALID).tolist(), [] if certainty is None else certainty.tolist()
+        if confidence is not None:
+            confidence[index] = margin
+    return SampledTokens(
+        tokens.where(is_valid, INVALID).tolist(), [] if confidence is None else confidence.tolist()
     )
 
 

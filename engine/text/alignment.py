@@ -12,13 +12,13 @@ def aligned_ids(draft: TextTokenizer, target: TextTokenizer) -> list[int | None]
     """
     plain: dict[bytes, int] = {}
     control: dict[bytes, int] = {}
-    for token_id, piece in enumerate(target.pieces):
+    for token_id, piece in enumerate(target.token_bytes):
         if piece:
             table = control if token_id in target.special_ids else plain
             table.setdefault(piece, token_id)
     ids: list[int | None] = [
         (control if token_id in draft.special_ids else plain).get(piece)
-        for token_id, piece in enumerate(draft.pieces)
+        for token_id, piece in enumerate(draft.token_bytes)
     ]
     for ours, theirs in (
         (draft.end_of_text_id, target.end_of_text_id),

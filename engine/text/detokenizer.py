@@ -13,21 +13,21 @@ class IncrementalDetokenizer:
     character turn into U+FFFD.
     """
 
-    def __init__(self, pieces: Sequence[bytes], hidden: Container[int] = frozenset()) -> None:
+    def __init__(self, token_bytes: Sequence[bytes], hidden: Container[int] = frozenset()) -> None:
         """
         Args:
-            pieces: bytes by token id.
+            token_bytes: bytes by token id.
             hidden: token ids that leave no text (special tokens).
         """
-        self._pieces = pieces
+        self._token_bytes = token_bytes
         self._hidden = hidden
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_id: int) -> str:
         """Text that the token completes."""
-        if token_id in self._hidden or token_id >= len(self._pieces):
+        if token_id in self._hidden or token_id >= len(self._token_bytes):
             return ""
-        return self._decoder.decode(self._pieces[token_id])
+        return self._decoder.decode(self._token_bytes[token_id])
 
     def finish(self) -> str:
         """Whatever is still held back, as U+FFFD."""

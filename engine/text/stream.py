@@ -31,7 +31,7 @@ class TextStream:
         hidden = tokenizer.special_ids if params.skip_special_tokens else frozenset[int]()
         self._params = params
         self._eos_ids = frozenset[int]() if params.ignore_eos else tokenizer.eos_ids
-        self._detokenizer = IncrementalDetokenizer(tokenizer.pieces, hidden)
+        self._detokenizer = IncrementalDetokenizer(tokenizer.token_bytes, hidden)
         self._stops = StopMatcher(params.stop, include_match=params.include_stop_str_in_output)
         self._num_output = 0
 

@@ -10,22 +10,21 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from engine.request import ANSWER_NEXT, ChatOptions, RequestError
+from engine.text.byte_tokens import ByteTokens
 from engine.text.chat_template import ChatTemplate
 from engine.text.generation_config import read_generation_config
 from engine.text.infill import InfillTokens
-from engine.text.vocabulary import UnsupportedTokenizerError, token_pieces
+from engine.text.vocabulary import UnsupportedTokenizerError, token_bytes_of
 
 _MAX_REASON = 200
 _PROBE = "Hello, world! 12 x\n"
 
 
-class TextTokenizer:
-    """A tokenizer whose every token has known bytes. Safe to use from several threads.
+class TextTokenizer(ByteTokens):
+    """Safe to use from several threads.
 
     Attributes:
-        pieces: bytes by token id.
         chat_template: the model's.
-        special_ids: control tokens, which stand for no text.
         end_of_text_id: the tokenizer's own end token, if any.
         end_of_turn_id: what the chat template puts behind an answer, if anything.
         eos_ids: all tokens that end an output.
@@ -38,13 +37,13 @@ class TextTokenizer:
             eos_ids: end tokens known from elsewhere, such as the generation config.
 
         Raises:
-            UnsupportedTokenizerError: the token pieces are not byte-exact.
+            UnsupportedTokenizerError: the tokens' bytes are not exact.
         """
         self._parsing: Tokenizer = tokenizer.backend_tokenizer
         serialised = self._parsing.to_str()
         self._plain = Tokenizer.from_str(serialised)
         self._plain.encode_special_tokens = True
-        self.pieces: list[bytes] = token_pieces(serialised)
+        self.token_bytes = token_bytes_of(serialised)
         added = tokenizer.added_tokens_decoder
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
         special = {str(token.content): i for i, token in added.items() if token.special}
@@ -140,23 +139,6 @@ class TextTokenizer:
             )
         start = self.encode("")
         return start + self._infill.prompt(self.encode_plain(prefix), self.encode_plain(suffix))
-
-    def bytes_of(self, ids: Iterable[int]) -> bytes:
-        """The bytes of a token sequence, control tokens included."""
-        return b"".join([self.pieces[i] for i in ids])
-
-    def decode(self, ids: Iterable[int]) -> str:
-        """The text of a token sequence without control tokens; broken characters as U+FFFD."""
-        return self.bytes_of(i for i in ids if i not in self.special_ids).decode(errors="replace")
-
-    def index_at_byte(self, ids: Sequence[int], offset: int) -> int:
-        """Index of the token that starts at a byte offset, or -1."""
-        position = 0
-        for index, token_id in enumerate(ids):
-            if position >= offset:
-                return index if position == offset else -1
-            position += len(self.pieces[token_id])
-        return len(ids) if position == offset else -1
 
     @staticmethod
     def _ids(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> list[int]:

@@ -13,7 +13,7 @@ class UnsupportedTokenizerError(ValueError):
     """The tokenizer's pieces can't be turned into bytes; the message says why."""
 
 
-def token_pieces(tokenizer_json: str) -> list[bytes]:
+def token_bytes_of(tokenizer_json: str) -> list[bytes]:
     """Bytes of each token id, from a `tokenizers` serialisation.
 
     Byte-level BPE pieces are mapped back to bytes; in the SentencePiece style ``▁`` is a space and

@@ -18,6 +18,11 @@ class SchemaError(ValueError):
         self.pointer = pointer
         self.reason = reason
 
+    @property
+    def told(self) -> str:
+        """Place and reason."""
+        return f"at '{self.pointer}': {self.reason}" if self.pointer else self.reason
+
 
 def step(pointer: str, *keys: str | int) -> str:
     """The JSON pointer of something inside what `pointer` points to."""

@@ -51,18 +51,19 @@ class PreparedSchema:
     """JSON pointers of the keywords that the output may violate."""
 
 
-def prepare_schema(schema: Any, *, closed: bool = False) -> PreparedSchema:
+def prepare_schema(schema: Any, *, closed: bool = False, at: str = "") -> PreparedSchema:
     """
     Args:
         schema: of JSON types, and not nested so deep that recursion fails.
         closed: whether every object that lists properties may hold no others, unless it says so.
+        at: the JSON pointer of the part to prepare, for itself.
 
     Raises:
         SchemaError: it is no schema, or leads out of itself.
     """
     if not isinstance(schema, Mapping):
         raise SchemaError("", "a JSON schema must be an object")
-    return _Preparation(schema).run(Closing.ALL if closed else Closing.NONE)
+    return _Preparation(schema).run(at, Closing.ALL if closed else Closing.NONE)
 
 
 class _Preparation:
@@ -73,8 +74,8 @@ class _Preparation:
         """Definitions of the result by what they are made of."""
         self._not_enforced: dict[str, None] = {}
 
-    def run(self, closing: Closing) -> PreparedSchema:
-        prepared = self._schema(self._root, "", closing)
+    def run(self, pointer: str, closing: Closing) -> PreparedSchema:
+        prepared = self._schema(self._references.at(pointer, pointer), pointer, closing)
         if isinstance(prepared, bool):
             prepared = {"anyOf": [prepared]}
         definitions: dict[str, Any] = {}

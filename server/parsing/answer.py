@@ -28,11 +28,11 @@ class AnswerParser:
         self,
         splitter: ReasoningSplitter | None,
         tools: ToolParser | None,
-        pieces: Sequence[bytes],
+        token_bytes: Sequence[bytes],
     ) -> None:
         self._splitter = splitter
         self._tools = tools
-        self._reasoning = ReasoningTokens(pieces)
+        self._reasoning = ReasoningTokens(token_bytes)
         self.num_calls = 0
 
     @property
@@ -76,7 +76,7 @@ class AnswerFormat:
     """"hermes", "llama" or None: no calls are looked for."""
     tool_names: frozenset[str]
     max_calls: int | None
-    pieces: Sequence[bytes]
+    token_bytes: Sequence[bytes]
 
     @classmethod
     def of(
@@ -86,14 +86,14 @@ class AnswerFormat:
         *,
         tool_names: frozenset[str],
         max_calls: int | None,
-        pieces: Sequence[bytes],
+        token_bytes: Sequence[bytes],
     ) -> AnswerFormat:
         """
         Args:
             template: source of the chat template.
             prompt_end: the last bytes of the prompt.
             tool_names: tools the model may call; empty: none.
-            pieces: bytes by token id.
+            token_bytes: bytes by token id.
 
         Raises:
             RequestError: there are tools, but the template has no form of calls known here.
@@ -106,7 +106,7 @@ class AnswerFormat:
             calls=_call_form(template) if tool_names else None,
             tool_names=tool_names,
             max_calls=max_calls,
-            pieces=pieces,
+            token_bytes=token_bytes,
         )
 
     @property
@@ -122,7 +122,7 @@ class AnswerFormat:
         splitter = None
         if self.thinks:
             splitter = ReasoningSplitter(starts_inside=self.starts_inside_thinking)
-        return AnswerParser(splitter, self._tool_parser(), self.pieces)
+        return AnswerParser(splitter, self._tool_parser(), self.token_bytes)
 
     def _tool_parser(self) -> ToolParser | None:
         names, limit = self.tool_names, self.max_calls

@@ -26,7 +26,7 @@ class ToolCallStart:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallArguments:
-    """A piece of the JSON text of a call's arguments."""
+    """More of the JSON text of a call's arguments."""
 
     index: int
     text: str

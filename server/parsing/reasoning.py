@@ -85,12 +85,12 @@ class ReasoningSplitter:
 class ReasoningTokens:
     """Counts the tokens up to the closing tag."""
 
-    def __init__(self, pieces: Sequence[bytes]) -> None:
+    def __init__(self, token_bytes: Sequence[bytes]) -> None:
         """
         Args:
-            pieces: bytes by token id.
+            token_bytes: bytes by token id.
         """
-        self._pieces = pieces
+        self._token_bytes = token_bytes
         self._tail = b""
         self._closed = False
         self.count = 0
@@ -100,6 +100,6 @@ class ReasoningTokens:
             if self._closed:
                 return
             self.count += 1
-            piece = self._pieces[token_id] if token_id < len(self._pieces) else b""
-            self._tail = self._tail[-len(CLOSE_TAG) :] + piece
+            raw = self._token_bytes[token_id] if token_id < len(self._token_bytes) else b""
+            self._tail = self._tail[-len(CLOSE_TAG) :] + raw
             self._closed = CLOSE_TAG.encode() in self._tail

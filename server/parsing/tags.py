@@ -1,4 +1,4 @@
-"""Finding a tag in text that arrives in pieces."""
+"""Finding a tag in text that arrives bit by bit."""
 
 from __future__ import annotations
 

@@ -39,7 +39,10 @@ def root(tmp_path: Path) -> Path:
 
 
 def write(num_bytes: int) -> Callable[[Path], None]:
-    return lambda folder: (folder / "content").write_bytes(b"x" * num_bytes) and None
+    def make(folder: Path) -> None:
+        (folder / "content").write_bytes(b"x" * num_bytes)
+
+    return make
 
 
 def must_not_make(folder: Path) -> None:

@@ -14,13 +14,13 @@ from typing import Any
 import httpx
 import torch
 
-from engine.async_engine import AsyncEngine
 from engine.build import EngineParts
 from engine.config import Config
 from engine.core import EngineCore
 from engine.draft.drafter import Drafter
 from engine.models.runner import ModelInfo, ModelRunner
 from engine.plan import StepPlan
+from engine.serving.async_engine import AsyncEngine
 from server.app import create_app
 from tests.server.live_server import live_server
 
@@ -63,7 +63,7 @@ class FaultyRunner:
 
 def raises_for(response_id: str) -> Fault:
     def fault(plan: StepPlan) -> None:
-        if any(piece.request_id.startswith(response_id) for piece in plan.slices):
+        if any(chunk.request_id.startswith(response_id) for chunk in plan.chunks):
             raise RuntimeError("a kernel failed")
 
     return fault

@@ -47,7 +47,7 @@ def tiny_flags(model: Path, draft: Path) -> list[str]:
 def served(*flags: str) -> Iterator[Served]:
     """Serve on a free port until the block ends; a clean end is part of the contract."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "server.cli", "serve", "--port", "0", *flags],
+        [sys.executable, "-m", "server.cli.main", "serve", "--port", "0", *flags],
         stderr=subprocess.PIPE,
         text=True,
     )

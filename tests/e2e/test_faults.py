@@ -113,15 +113,15 @@ def test_fault_of_one_request_is_its_own(
         return bool(began) and request_id.startswith(began[0])
 
     def fault(plan: StepPlan) -> None:
-        if kind == "raises" and any(is_bad(piece.request_id) for piece in plan.slices):
+        if kind == "raises" and any(is_bad(chunk.request_id) for chunk in plan.chunks):
             raise RuntimeError("a kernel failed")
 
     def spoil(plan: StepPlan, logits: torch.Tensor) -> None:
         first = 0
-        for piece in plan.slices:
-            if kind == "invalid logits" and is_bad(piece.request_id):
-                logits[first : first + piece.num_logits] = torch.nan
-            first += piece.num_logits
+        for chunk in plan.chunks:
+            if kind == "invalid logits" and is_bad(chunk.request_id):
+                logits[first : first + chunk.num_logits] = torch.nan
+            first += chunk.num_logits
 
     server.target.fault, server.target.spoil = fault, spoil
     with ThreadPoolExecutor(1) as pool:
@@ -188,6 +188,116 @@ def test_broken_engine_restarts_and_serves_what_waits(parts: EngineParts, note_f
         note_fault("steps raise for everyone, once", told, took)
 
 
+class Panic(BaseException):
+    """As pyo3's PanicException: no subclass of Exception."""
+
+
+def panics(plan: StepPlan) -> None:
+    raise Panic("unwrap of None")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_panic_in_one_requests_step_is_its_own(server: Server, stream: bool) -> None:
+    expected = neighbours(server)
+    began: list[str] = []
+
+    def panics_for_one(plan: StepPlan) -> None:
+        if began and any(piece.request_id.startswith(began[0]) for piece in plan.chunks):
+            raise Panic("unwrap of None")
+
+    server.target.fault = panics_for_one
+    if stream:
+        with server.stream(**LONG) as chunks:
+            began.append(next(chunks)["id"])
+            last = list(chunks)[-1]
+    else:
+        began.append("cmpl")
+        last = server.post(**LONG).json()
+    assert last["error"]["code"] == "generation_failed"
+    began.clear()
+    assert neighbours(server) == expected
+
+
+def test_panic_of_the_draft_costs_its_drafts(server: Server) -> None:
+    expected = server.text(**SAMPLED)
+    server.draft.fault = panics
+    assert server.text(**SAMPLED, speculation={"mode": "universal"}) == expected
+    assert server.speculation()["failing"]["universal"]["error"] == "Panic"
+    server.draft.fault = no_fault
+
+    def works() -> bool:
+        assert server.text(**SAMPLED) == expected
+        return not server.speculation()["failing"]
+
+    until(works)
+
+
+@pytest.mark.parametrize("where", ["every pass", "bookkeeping", "delivery"])
+def test_panic_that_lasts_ends_every_stream_and_shows_in_health(
+    parts: EngineParts, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def panic(*_: object) -> None:
+        raise Panic("unwrap of None")
+
+    with faulty_server(parts, max_restarts=0) as server, ThreadPoolExecutor(3) as pool:
+
+        def last_event(seed: int) -> dict[str, Any]:
+            with server.stream(**LONG | {"seed": seed}) as chunks:
+                return list(chunks)[-1]
+
+        server.hold()
+        lasts = [pool.submit(last_event, seed) for seed in range(3)]
+        until(lambda: server.engine.num_requests == 3)
+        thread = server.engine._thread
+        if where == "every pass":
+            server.target.fault = panics
+        else:
+            server.target.fault = no_fault
+        if where == "bookkeeping":
+            assert thread.core is not None
+            monkeypatch.setattr(thread.core.scheduler, "commit", panic)
+            monkeypatch.setattr(thread.core.scheduler, "finish", panic)
+        elif where == "delivery":
+            failing = replace(thread._callbacks, outputs=panic)
+            monkeypatch.setattr(thread, "_callbacks", failing)
+        server.gate.set()
+        for last in lasts:
+            assert last.result(timeout=20)["error"]["code"] == "generation_failed"
+        until(lambda: server.health() == (503, "dead"))
+        refused = server.post(**SAMPLED)
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "engine_unavailable"
+
+
+@pytest.mark.parametrize("kind", [Panic, SystemExit, KeyboardInterrupt])
+@pytest.mark.parametrize("what", ["prompt", "prediction", "grammar"])
+def test_panic_in_a_requests_preparation_is_its_own(
+    server: Server, kind: type[BaseException], what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = server.text(**SAMPLED)
+    core = server.engine._thread.core
+    assert core is not None
+
+    def panic(*_: object, **__: object) -> None:
+        raise kind("unwrap of None")
+
+    fields: dict[str, Any] = {}
+    if what == "grammar":
+        fields["guided_regex"] = "a+"
+        monkeypatch.setattr(core.grammars, "compile", panic)
+    elif what == "prediction":
+        fields["prediction"] = {"type": "content", "content": "the cat eats"}
+        monkeypatch.setattr(core.tokenizer, "encode_plain", panic)
+    else:
+        monkeypatch.setattr(core.tokenizer, "encode", panic)
+    for stream in (False, True):
+        response = server.post(**SAMPLED, **fields, stream=stream)
+        assert response.status_code == 500
+        assert response.json()["error"]["type"] == "server_error"
+    monkeypatch.undo()
+    assert server.text(**SAMPLED) == expected
+
+
 def test_engine_that_stays_broken_says_so(parts: EngineParts, note_fault: Note) -> None:
     with faulty_server(parts, max_restarts=1) as server:
         server.target.fault = always
@@ -230,7 +340,7 @@ def test_client_that_does_not_read_is_cut_off(server: Server, note_fault: Note) 
 
 
 def test_dead_peers_are_found_by_the_system() -> None:
-    from server.process import DEAD_PEER_SECONDS, listen
+    from server.process.listener import DEAD_PEER_SECONDS, listen
 
     with listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
         accepted, _ = listener.accept()

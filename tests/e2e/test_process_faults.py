@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from server.process import listen
+from server.process.listener import listen
 from tests.e2e.fault_table import Note
 from tests.e2e.served import served
 from tests.e2e.test_drain import Stream
@@ -24,7 +24,7 @@ NO_CONNECTION = "no connection; the log one line that says why"
 
 
 def serve_command(model: Path, *flags: str) -> list[str]:
-    command = [sys.executable, "-m", "server.cli", "serve", "--port", "0", "--threads", "1"]
+    command = [sys.executable, "-m", "server.cli.main", "serve", "--port", "0", "--threads", "1"]
     return [*command, "--model", str(model), "--log-level", "warning", *flags]
 
 

@@ -108,7 +108,7 @@ REFUSED = [
     {"guided_json": {"$ref": "#"}},
     {"guided_json": {"type": "integer", "multipleOf": 999_983}},
     {"guided_grammar": 'start: %json {"type": "integer", "multipleOf": 999983}'},
-    {"guided_json": {"type": "string", "pattern": "(?<=a)b"}},
+    {"guided_json": {"type": "string", "pattern": "(["}},
     {"guided_json": {"enum": ["x" * 70_000]}},
     {"guided_grammar": "start: " + "(" * 20_000 + '"a"' + ")" * 20_000},
     {"structured_outputs": {"regex": r"(\w|\p{L}){1,5000}\d(?:[^x]{3,900}y){1,90}(["}},
@@ -144,3 +144,34 @@ def test_endless_grammars_end_with_max_tokens(
     )
     assert completion.choices[0].finish_reason == "length"
     assert set(completion.choices[0].text) == {"x"}
+
+
+def test_faults_are_named_with_their_place(server: Served) -> None:
+    schema = {
+        "$defs": {"item": {"properties": {"code": {"type": "string", "pattern": "(["}}}},
+        "type": "object",
+        "properties": {"items": {"type": "array", "items": {"$ref": "#/$defs/item"}}},
+    }
+    body = {"model": "tiny", "messages": MESSAGES, "max_tokens": 5, "guided_json": schema}
+    response = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
+    message = response.json()["error"]["message"]
+    assert "at '/$defs/item/properties/code': " in message
+    assert "unclosed character class" in message
+
+
+def children(process: int) -> list[int]:
+    tasks = Path(f"/proc/{process}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+
+
+def test_processes_for_grammars_end_with_the_server(
+    tiny_model_dir: Path, tiny_draft_dir: Path
+) -> None:
+    with served(*tiny_flags(tiny_model_dir, tiny_draft_dir)) as server:
+        server.wait_until_ready()
+        body = {"model": "tiny", "prompt": "the", "guided_regex": "[ab]{3}", "max_tokens": 9}
+        answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+        assert re.fullmatch("[ab]{3}", answer.json()["choices"][0]["text"])
+        processes = children(server.process.pid)
+        assert 1 <= len(processes) <= 2
+    assert not any(Path(f"/proc/{process}").exists() for process in processes)

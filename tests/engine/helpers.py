@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from engine.admission import ModelLimits
-from engine.async_engine import AsyncEngine, OutputStream
-from engine.blocks import BlockPool
 from engine.core import EngineCore
 from engine.draft.drafter import Drafter
 from engine.draft.policy import FixedPolicy, Policy
@@ -17,7 +15,10 @@ from engine.draft.speculator import Speculator
 from engine.models.runner import ModelRunner
 from engine.request import GenerationRequest, RequestOutput, SamplingParams, TextPrompt
 from engine.sampling.grammar import Grammars
-from engine.scheduler import Scheduler
+from engine.scheduling.blocks import BlockPool
+from engine.scheduling.scheduler import Scheduler
+from engine.serving.admission import ModelLimits
+from engine.serving.async_engine import AsyncEngine, OutputStream
 
 _ids = itertools.count()
 
@@ -25,7 +26,7 @@ _ids = itertools.count()
 def byte_tokenizer(vocab_size: int, eos_ids: Sequence[int] = ()) -> Any:
     """What the core needs of a tokenizer: token i stands for one printable character."""
     return SimpleNamespace(
-        pieces=[bytes([33 + i % 90]) for i in range(vocab_size)],
+        token_bytes=[bytes([33 + i % 90]) for i in range(vocab_size)],
         special_ids=frozenset(eos_ids),
         eos_ids=frozenset(eos_ids),
     )
@@ -55,6 +56,7 @@ def make_core(
     prefill_chunk: int = 16,
     prefix_cache: bool = True,
     grammars: Grammars | None = None,
+    drafter_clock: Callable[[], float] = time.monotonic,
 ) -> EngineCore:
     ticks = itertools.count()
     clock = lambda: float(next(ticks))  # noqa: E731
@@ -69,7 +71,7 @@ def make_core(
             prefill_chunk=prefill_chunk,
             clock=clock,
         ),
-        speculator=Speculator(drafters, policy or FixedPolicy(draft_length)),
+        speculator=Speculator(drafters, policy or FixedPolicy(draft_length), clock=drafter_clock),
         limits=ModelLimits(runner.num_blocks * runner.block_size, runner.info.vocab_size),
         clock=clock,
         grammars=grammars,

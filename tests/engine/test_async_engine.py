@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from engine.async_engine import AsyncEngine, EngineState
 from engine.core import EngineCore
 from engine.draft.ngram import NgramDrafter
 from engine.request import EngineDeadError, FinishReason, QueueFullError, RequestError
+from engine.serving.async_engine import AsyncEngine, EngineState
 from tests.engine.helpers import make_core, make_request, run_all, submit, tokens_of
 from tests.engine.mock_model import MockRunner
 

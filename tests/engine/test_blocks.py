@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from engine.blocks import BlockPool, extend_block_hashes
+from engine.scheduling.blocks import BlockPool, extend_block_hashes
 
 BLOCK_SIZE = 4
 

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from engine.core import EngineCore
-from engine.draft.drafter import Draft, Drafter, DraftRequest
+from engine.draft.drafter import Draft, Drafter, DraftRequest, FreeDrafter
 from engine.draft.ngram import NgramDrafter
 from engine.request import FinishReason, GenerationRequest, RequestError, RequestOutput
-from engine.sequence import TokenSequence
 from tests.engine.helpers import (
     byte_tokenizer,
     make_core,
@@ -36,40 +35,25 @@ PARAMS: dict[str, dict[str, Any]] = {
 }
 
 
-class OracleDrafter:
+class OracleDrafter(FreeDrafter):
     """Proposes the true continuation with some tokens spoilt: long and partial acceptances."""
 
     name = "oracle"
-    cost = None
 
     def __init__(self, answers: dict[str, list[int]], spoil: int) -> None:
         self._answers = answers
         self._spoil = spoil
 
-    def warm_up(self) -> None: ...
-
-    def preprocess(self, request: GenerationRequest, prediction_ids: Sequence[int]) -> None: ...
-
-    def backlog(self, sequence: TokenSequence) -> int:
-        return 0
-
-    def can_draft(self, sequence: TokenSequence) -> bool:
-        return True
-
-    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        return [Draft(self._propose(r.sequence, r.max_tokens)) for r in requests]
-
-    def _propose(self, sequence: TokenSequence, limit: int) -> tuple[int, ...]:
+    def propose_one(self, request: DraftRequest) -> Draft:
+        sequence = request.sequence
         answer = self._answers[sequence.request_id]
-        draft = answer[sequence.num_output : sequence.num_output + limit]
-        return tuple(
-            (token + 1) % VOCAB_SIZE if (sequence.num_output + i) % self._spoil == 0 else token
-            for i, token in enumerate(draft)
+        draft = answer[sequence.num_output : sequence.num_output + request.max_tokens]
+        return Draft(
+            tuple(
+                (token + 1) % VOCAB_SIZE if (sequence.num_output + i) % self._spoil == 0 else token
+                for i, token in enumerate(draft)
+            )
         )
-
-    def prepare(self, sequences: Sequence[TokenSequence]) -> None: ...
-
-    def forget(self, request_id: str) -> None: ...
 
 
 class FailingDrafter(OracleDrafter):

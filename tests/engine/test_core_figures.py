@@ -8,7 +8,7 @@ import pytest
 
 from engine.draft.ngram import NgramDrafter
 from engine.draft.policy import FixedPolicy
-from engine.metrics import EngineMetrics
+from engine.figures import EngineMetrics
 from engine.request import FinishReason
 from tests.engine.helpers import make_core, make_request, run_all
 from tests.engine.mock_model import MockRunner

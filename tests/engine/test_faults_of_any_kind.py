@@ -12,14 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from engine.async_engine import NOT_DELIVERED, AsyncEngine, EngineState
 from engine.config import RecoveryConfig
 from engine.core import EngineCore
 from engine.draft.policy import FixedPolicy
-from engine.engine_thread import DEAD, NOT_ADDED, RESTARTING
-from engine.isolation import STEP_FAILED
 from engine.plan import StepPlan
-from engine.recovery import EngineBrokenError
 from engine.request import (
     EngineDeadError,
     FinishReason,
@@ -27,8 +23,12 @@ from engine.request import (
     RequestOutput,
     SpeculationParams,
 )
-from engine.request_workers import RequestWorkers, WorkerError
-from engine.watchdog import Watchdog
+from engine.serving.async_engine import NOT_DELIVERED, AsyncEngine, EngineState
+from engine.serving.engine_thread import DEAD, NOT_ADDED, RESTARTING
+from engine.serving.isolation import STEP_FAILED
+from engine.serving.recovery import EngineBrokenError
+from engine.serving.request_workers import RequestWorkers, WorkerError
+from engine.serving.watchdog import Watchdog
 from tests.engine.helpers import make_core, make_request, run_all, submit, tokens_of
 from tests.engine.mock_model import MockRunner
 from tests.engine.test_core import OracleDrafter, ngram, plain_answers, requests_of, tokenizer
@@ -60,7 +60,7 @@ class PanickyRunner(MockRunner):
         self.is_broken = False
 
     def execute(self, plan: StepPlan) -> torch.Tensor:
-        if self.is_broken or any(piece.request_id.startswith("bad") for piece in plan.slices):
+        if self.is_broken or any(chunk.request_id.startswith("bad") for chunk in plan.chunks):
             raise self.kind("gone")
         return super().execute(plan)
 
@@ -96,7 +96,7 @@ def test_in_the_commit_of_one_request(kind: type[BaseException]) -> None:
     core = make_core(MockRunner(128), tokenizer=tokenizer())
     requests = requests_of("greedy")
     core.add(make_request([5, 6], "bad"))
-    core._lanes["bad"].text.push = raising(kind)  # type: ignore[method-assign]
+    core.requests["bad"].text.push = raising(kind)  # type: ignore[method-assign]
     outputs: list[RequestOutput] = []
     for item in requests:
         core.add(item)
@@ -241,7 +241,7 @@ async def test_in_the_engines_thread_itself(
             monkeypatch.setattr(engine._thread, "_callbacks", failing)
         elif where == "a restart":
             core = core_of(engine)
-            monkeypatch.setattr(core, "give_up_running", raising(kind))
+            monkeypatch.setattr(core.requests, "give_up_running", raising(kind))
             core.scheduler.schedule = raising(kind)  # type: ignore[method-assign]
         for stream in streams:
             assert (await read(stream))[-1].error in (DEAD, RESTARTING)
@@ -282,7 +282,7 @@ async def test_in_the_watchdogs_report(
         reports.append(arguments)
         raise kind("gone")
 
-    monkeypatch.setattr("engine.watchdog._report", report)
+    monkeypatch.setattr("engine.serving.watchdog._report", report)
     gate = threading.Event()
 
     class WaitingRunner(MockRunner):

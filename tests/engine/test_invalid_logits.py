@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from engine.plan import StepPlan, pack
-from engine.recovery import EngineBrokenError
 from engine.request import FinishReason, SamplingParams
 from engine.sampling.sampler import INVALID, sample
+from engine.serving.recovery import EngineBrokenError
 from engine.verify import INVALID_LOGITS
 from tests.engine.helpers import make_core, make_request, run_all, tokens_of
 from tests.engine.mock_model import VOCAB_SIZE, MockRunner
@@ -38,7 +38,7 @@ class SickRunner(MockRunner):
         for row, (owner, position) in enumerate(
             zip(owners, packed.positions[packed.logit_rows], strict=True)
         ):
-            if plan.slices[owner].request_id == self._bad and position >= self._since:
+            if plan.chunks[owner].request_id == self._bad and position >= self._since:
                 logits[row, slice(None) if self._whole_row else 17] = self._value
         return logits
 
@@ -74,10 +74,10 @@ class SpoiltByDraftsRunner(MockRunner):
 
     def execute(self, plan: StepPlan) -> torch.Tensor:
         logits, first = super().execute(plan), 0
-        for piece in plan.slices:
-            if piece.num_draft:
-                logits[first : first + piece.num_logits] = NAN
-            first += piece.num_logits
+        for chunk in plan.chunks:
+            if chunk.num_draft:
+                logits[first : first + chunk.num_logits] = NAN
+            first += chunk.num_logits
         return logits
 
 

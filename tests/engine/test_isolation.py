@@ -10,10 +10,10 @@ import torch
 
 from engine.core import EngineCore
 from engine.draft.drafter import Draft, Drafter, DraftRequest
-from engine.isolation import STEP_FAILED
 from engine.plan import StepPlan
-from engine.recovery import EngineBrokenError
 from engine.request import FinishReason, GenerationRequest, RequestOutput
+from engine.serving.isolation import STEP_FAILED
+from engine.serving.recovery import EngineBrokenError
 from tests.engine.helpers import make_core, make_request, run_all, text_of, tokens_of
 from tests.engine.mock_model import VOCAB_SIZE, MockRunner
 from tests.engine.test_core import OracleDrafter, ngram, plain_answers, requests_of, tokenizer
@@ -46,7 +46,7 @@ def holds(request_id: str, since: int = 0) -> Fault:
     """The pass raises that computes a request's positions from `since` on."""
 
     def fault(plan: StepPlan, num_calls: int) -> bool:
-        return any(s.request_id == request_id and s.end > since for s in plan.slices)
+        return any(s.request_id == request_id and s.end > since for s in plan.chunks)
 
     return fault
 
@@ -128,7 +128,7 @@ def test_nobody_fails_by_a_fault_that_passes(kind: str, drafting: str, period: i
 def test_requests_that_only_clash_together_all_get_through() -> None:
     requests = requests_of("sampled")
     clash = {requests[1].request_id, requests[6].request_id}
-    runner = FaultyRunner(lambda plan, _: clash <= {s.request_id for s in plan.slices})
+    runner = FaultyRunner(lambda plan, _: clash <= {s.request_id for s in plan.chunks})
     core = make_core(runner, tokenizer=tokenizer())
     check_untouched(run_all(core, requests), requests)
     assert core.metrics.step_failures > 0
@@ -177,7 +177,7 @@ class HarmfulDrafter(OracleDrafter):
 @pytest.mark.parametrize("kind", ["greedy", "sampled", "repetition"])
 def test_draft_that_the_target_cannot_compute_costs_the_draft_alone(kind: str) -> None:
     requests = requests_of(kind)
-    runner = FaultyRunner(lambda plan, _: any(max(s.token_ids) >= VOCAB_SIZE for s in plan.slices))
+    runner = FaultyRunner(lambda plan, _: any(max(s.token_ids) >= VOCAB_SIZE for s in plan.chunks))
     core = make_core(runner, drafters=[HarmfulDrafter({}, 1)], tokenizer=tokenizer())
     check_untouched(run_all(core, requests), requests)
     figures = core.metrics.drafters["harmful"]
@@ -245,7 +245,7 @@ def test_commit_that_raises_ends_its_request_alone() -> None:
     def add_spoilt(request: GenerationRequest) -> None:
         add(request)
         if request is requests[5]:
-            core._lanes[request.request_id].text._detokenizer = None  # type: ignore[assignment]
+            core.requests[request.request_id].text._detokenizer = None  # type: ignore[assignment]
 
     core.add = add_spoilt  # type: ignore[method-assign, assignment]
     outputs = run_all(core, requests)
@@ -280,10 +280,10 @@ def test_a_lasting_fault_is_logged_once(caplog: pytest.LogCaptureFixture) -> Non
     requests = requests_of("greedy")
     clash = {requests[0].request_id, requests[1].request_id}
     core = make_core(
-        FaultyRunner(lambda plan, _: clash <= {s.request_id for s in plan.slices}),
+        FaultyRunner(lambda plan, _: clash <= {s.request_id for s in plan.chunks}),
         tokenizer=tokenizer(),
     )
-    core._isolator._clock = lambda: 0.0
+    core._guard._isolator._clock = lambda: 0.0
     run_all(core, requests)
     assert core.metrics.step_failures > 5
     assert len([r for r in caplog.records if r.exc_info]) == 1

@@ -13,11 +13,12 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 from engine.build import load_parts
+from engine.config import Quantization
 from engine.kernels import native_available
 from engine.models.cpu_runner import CpuRunner
 from engine.models.runner import KvBudget
 from engine.models.source import ModelFiles
-from engine.recovery import EngineBrokenError
+from engine.serving.recovery import EngineBrokenError
 from engine.verify import INVALID_LOGITS
 from tests.e2e.faulty import Server, faulty_server, tiny_config
 from tests.engine.helpers import byte_tokenizer, make_core, make_request
@@ -50,7 +51,7 @@ def damaged(model: Path, folder: Path, name: str, row: int, column: int, value: 
 )
 @pytest.mark.parametrize("row", [0, 13])
 def test_one_damaged_row_ends_the_request_in_the_error(
-    tiny_model_dir: Path, tmp_path: Path, part: str, row: int, quantization: str
+    tiny_model_dir: Path, tmp_path: Path, part: str, row: int, quantization: Quantization
 ) -> None:
     name = f"model.layers.1.{part}.weight"
     folder = damaged(tiny_model_dir, tmp_path / "model", name, row, 2 * row, math.nan)
@@ -58,7 +59,7 @@ def test_one_damaged_row_ends_the_request_in_the_error(
         ModelFiles("tiny", "tiny", folder),
         budget=KvBudget(4, memory_bytes=4 << 20, max_requests=4),
         threads=1,
-        quantization=quantization,  # type: ignore[arg-type]
+        quantization=quantization,
     )
     tokenizer = byte_tokenizer(runner.info.vocab_size)
     core = make_core(runner, tokenizer=tokenizer)

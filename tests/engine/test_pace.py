@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from engine.pace import Pace
+from engine.serving.pace import Pace
 
 
 class Clock:

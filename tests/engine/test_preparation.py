@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 
-from engine.async_engine import AsyncEngine
 from engine.core import EngineCore
 from engine.draft.suffix_index import SuffixIndex
-from engine.draft.token_index import TokenIndex
+from engine.draft.token_index import ContinuationIndex, TokenIndex, suffixes
 from engine.preparation import Preparation
 from engine.request import ChatPrompt, GenerationRequest, GrammarSpec, RequestError
-from engine.request_workers import NUM_COMPILERS, NUM_TEXT_THREADS
 from engine.sampling import grammar as grammar_module
 from engine.sampling.grammar import Grammars
 from engine.sampling.grammar_trials import GrammarTrials
+from engine.serving.async_engine import AsyncEngine
+from engine.serving.request_workers import NUM_COMPILERS, NUM_TEXT_THREADS
 from engine.text.tokenizer import TextTokenizer
 from tests.engine.helpers import text_of, tokens_of
 from tests.engine.test_recovery import read
@@ -72,10 +72,15 @@ class Places:
 def places(monkeypatch: pytest.MonkeyPatch) -> Places:
     places = Places()
     places.watch(monkeypatch, TextTokenizer, "_ids", lambda _, text, *__, **___: len(text))
-    places.watch(monkeypatch, TokenIndex, "__init__", lambda _, ids, __: len(ids))
+    for index in (TokenIndex, ContinuationIndex):
+        places.watch(monkeypatch, index, "__init__", lambda _, ids, __: len(ids))
     for name in ("compile_grammar", "start_of"):
         places.watch(monkeypatch, grammar_module, name, lambda *_: LARGE)
-    for module in ("engine.preparer", "engine.scheduler", "engine.draft.draft_model"):
+    for module in (
+        "engine.serving.preparer",
+        "engine.scheduling.scheduler",
+        "engine.draft.draft_model",
+    ):
         owner = __import__(module, fromlist=["x"])
         places.watch(
             monkeypatch,
@@ -96,8 +101,9 @@ def places(monkeypatch: pytest.MonkeyPatch) -> Places:
 async def test_all_that_grows_with_a_request_is_done_in_threads_for_it(places: Places) -> None:
     """Its prediction, its prompt for every drafter, the indexes and hashes, its grammar."""
     core = make_engine("auto", num_blocks=2048)
-    core.grammars = Grammars(tokenizer(), len(tokenizer().pieces) + NUM_PADDING)
+    core.grammars = Grammars(tokenizer(), len(tokenizer().token_bytes) + NUM_PADDING)
     core.preparer._grammars = core._verifier._grammars = core.grammars
+    core.requests._grammars = core.grammars
     async with started(core) as engine:
         chat = ChatPrompt(({"role": "user", "content": 40 * LONG},))
         request = replace(
@@ -113,7 +119,8 @@ async def test_all_that_grows_with_a_request_is_done_in_threads_for_it(places: P
     assert places.of == {
         "TextTokenizer._ids": text,
         "TokenIndex.__init__": text,
-        "engine.preparer.extend_block_hashes": text,
+        "ContinuationIndex.__init__": text,
+        "engine.serving.preparer.extend_block_hashes": text,
         "engine.draft.draft_model.extend_block_hashes": text,
         "engine.sampling.grammar.compile_grammar": grammar_threads,
     }
@@ -140,8 +147,8 @@ async def test_a_grammar_that_was_evicted_is_not_compiled_again(
 ) -> None:
     monkeypatch.setattr(grammar_module, "_MAX_CACHED", 1)
     core = make_engine()
-    core.grammars = Grammars(tokenizer(), len(tokenizer().pieces) + NUM_PADDING)
-    core._verifier._grammars = core.grammars
+    core.grammars = Grammars(tokenizer(), len(tokenizer().token_bytes) + NUM_PADDING)
+    core._verifier._grammars = core.requests._grammars = core.grammars
     request = structured(CHOICE, "r")
     async with started(core) as engine:
         grammar = await engine.compile_grammar(CHOICE, time_limit=20)
@@ -213,7 +220,6 @@ async def test_a_grammar_over_its_time_is_refused_and_its_process_replaced() -> 
     slow = GrammarSpec("choice", words)
     async with started(make_engine()) as engine:
         trials = engine._workers._trials
-        assert trials is not None
         async with asyncio.timeout(20):
             while not trials._idle:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
@@ -248,7 +254,8 @@ def test_a_large_text_is_indexed_in_no_time() -> None:
     began = time.monotonic()
     index = TokenIndex(token_ids, range(2, 9))
     assert time.monotonic() - began < 0.6
-    assert index.ends(token_ids[500:508], 8).tolist() == [508, 50_508]
+    (anchor,) = suffixes(token_ids[:508], range(8, 9))
+    assert index.ends(anchor).tolist() == [508, 50_508]
 
 
 def test_a_preparation_is_the_same_for_whoever_uses_it() -> None:

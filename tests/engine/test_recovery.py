@@ -10,16 +10,17 @@ from contextlib import asynccontextmanager
 import pytest
 import torch
 
-from engine.async_engine import AsyncEngine, EngineState, OutputStream
 from engine.config import RecoveryConfig
 from engine.core import EngineCore
 from engine.draft.ngram import NgramDrafter
-from engine.engine_thread import DEAD, RESTARTING
 from engine.plan import StepPlan
 from engine.preparation import Preparation
-from engine.recovery import RestartBudget
 from engine.request import EngineDeadError, FinishReason, GenerationRequest, RequestOutput
-from engine.watchdog import Watchdog
+from engine.scheduling.sequence import TokenSequence
+from engine.serving.async_engine import AsyncEngine, EngineState, OutputStream
+from engine.serving.engine_thread import DEAD, RESTARTING
+from engine.serving.recovery import RestartBudget
+from engine.serving.watchdog import Watchdog
 from tests.engine.helpers import make_core, make_request, run_all, submit, tokens_of
 from tests.engine.mock_model import MockRunner
 
@@ -147,16 +148,57 @@ async def test_preempted_request_is_kept_with_what_it_has(monkeypatch: pytest.Mo
 
     while not any(s.num_output for s in core.scheduler.waiting):
         step(core)
-    kept = core.waiting_ids
+    kept = core.requests.waiting_ids
     fresh = make_core(MockRunner(num_blocks=12), max_running=4)
-    fresh.take_over(core)
-    assert fresh.waiting_ids == kept
+    fresh.resume_from(core)
+    assert fresh.requests.waiting_ids == kept
     while fresh.has_work:
         step(fresh)
         fresh.check_integrity()
     for name in kept:
         assert tokens_of(outputs[name]) == expected[name]
     assert fresh.metrics.preemptions > 0
+
+
+@pytest.mark.parametrize("fails_in", ["requeue", "update gauges"])
+async def test_restart_that_fails_half_way_counts_nothing(fails_in: str) -> None:
+    """The first new core breaks while it resumes; the second one counts, once."""
+    device = Device()
+    make = Cores(device, repairs=lambda _: True)
+
+    def cores() -> EngineCore:
+        core = make()
+        if make.num_made == 2:
+
+            def fail(*_: object) -> None:
+                raise KeyError("bookkeeping")
+
+            if fails_in == "requeue":
+                requeue, requeued = core.scheduler.requeue, []
+
+                def requeue_one(sequence: TokenSequence) -> None:
+                    requeued.append(sequence)
+                    requeue(sequence) if len(requeued) == 1 else fail()
+
+                core.scheduler.requeue = requeue_one  # type: ignore[method-assign]
+            else:
+                core.accounting.update_gauges = fail  # type: ignore[method-assign, assignment]
+        return core
+
+    async with started(cores) as engine:
+        streams = [await submit(engine, request(i, max_tokens=150)) for i in range(6)]
+        core = engine._thread.core
+        assert core is not None
+        await until(lambda: core.scheduler.num_waiting == 4)
+        device.is_broken = True
+        ends = [(await read(stream))[-1].finish_reason for stream in streams]
+        num_failed = ends.count(FinishReason.ERROR)
+        assert num_failed == 2, "those that ran"
+        assert make.num_made == 3
+        finished = engine.metrics().finished
+        assert finished[FinishReason.ERROR] == num_failed
+        assert finished[FinishReason.LENGTH] == 6 - num_failed
+        assert engine.metrics().restarts == 1
 
 
 @pytest.mark.parametrize("max_restarts", [0, 2])
@@ -275,7 +317,7 @@ async def test_stalled_step_shows_and_passes(caplog: pytest.LogCaptureFixture) -
 
 
 async def test_stop_does_not_wait_for_a_step_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.async_engine._STOP_SECONDS", 0.1)
+    monkeypatch.setattr("engine.serving.async_engine._STOP_SECONDS", 0.1)
     device = Device()
     async with started(Cores(device, repairs=lambda _: True), stall_seconds=0.05) as engine:
         device.gate.clear()

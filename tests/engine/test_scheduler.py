@@ -8,9 +8,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from engine.blocks import BlockPool
-from engine.plan import StepPlan
-from engine.scheduler import Scheduler
+from engine.plan import StepPlan, roll_back
+from engine.scheduling.blocks import BlockPool
+from engine.scheduling.scheduler import Scheduler
 from tests.engine.helpers import make_request
 
 BLOCK_SIZE = 4
@@ -23,10 +23,10 @@ def make_scheduler(num_blocks: int = 32, **limits: int) -> Scheduler:
 
 
 def commit_all(scheduler: Scheduler, plan: StepPlan, token: int = 7) -> None:
-    for piece in plan.slices:
-        sequence = scheduler[piece.request_id]
-        samples = piece.end - piece.num_draft == sequence.num_tokens
-        scheduler.commit(piece, (token,) if samples else (), 0)
+    for chunk in plan.chunks:
+        sequence = scheduler[chunk.request_id]
+        samples = chunk.end - chunk.num_draft == sequence.num_tokens
+        scheduler.commit(roll_back(chunk, 0), (token,) if samples else ())
 
 
 def test_long_prompt_is_computed_in_chunks_and_samples_only_at_its_end() -> None:
@@ -35,8 +35,8 @@ def test_long_prompt_is_computed_in_chunks_and_samples_only_at_its_end() -> None
     seen = []
     for _ in range(3):
         plan = scheduler.schedule({})
-        (piece,) = plan.slices
-        seen.append((piece.start, piece.num_tokens, piece.num_logits))
+        (chunk,) = plan.chunks
+        seen.append((chunk.start, chunk.num_tokens, chunk.num_logits))
         commit_all(scheduler, plan)
     assert seen == [(0, 8, 0), (8, 8, 0), (16, 4, 1)]
     assert sequence.is_decoding
@@ -49,7 +49,7 @@ def test_decoding_goes_on_beside_a_prefill() -> None:
     commit_all(scheduler, scheduler.schedule({}))
     scheduler.add(make_request(range(30), "long"))
     plan = scheduler.schedule({"short": (3, 4)})
-    assert [(p.request_id, p.num_tokens, p.num_draft) for p in plan.slices] == [
+    assert [(p.request_id, p.num_tokens, p.num_draft) for p in plan.chunks] == [
         ("short", 3, 2),
         ("long", 8, 0),
     ]
@@ -61,11 +61,11 @@ def test_drafts_are_cut_to_the_budget_and_to_max_tokens() -> None:
         scheduler.add(make_request([1], name, max_tokens=max_tokens))
     commit_all(scheduler, scheduler.schedule({}))
     plan = scheduler.schedule({"a": tuple(range(50, 62)), "b": (1, 2, 3, 4)})
-    drafts = {p.request_id: p.token_ids[1:].tolist() for p in plan.slices}
+    drafts = {p.request_id: p.token_ids[1:].tolist() for p in plan.chunks}
     # a: 12 tokens less one each for a and b; b: nothing left, though one of its own fits.
     assert drafts == {"a": list(range(50, 60)), "b": []}
     plan = scheduler.schedule({"b": (1, 2, 3, 4)})
-    drafts = {p.request_id: p.token_ids[1:].tolist() for p in plan.slices}
+    drafts = {p.request_id: p.token_ids[1:].tolist() for p in plan.chunks}
     assert drafts == {"a": [], "b": [1]}
 
 
@@ -77,11 +77,11 @@ def test_youngest_is_preempted_and_draft_never_preempts() -> None:
         commit_all(scheduler, scheduler.schedule({}))
     plan = scheduler.schedule({"old": (1,) * 8})
     assert scheduler.counters.preemptions == 1
-    assert [p.request_id for p in plan.slices] == ["old"]
+    assert [p.request_id for p in plan.chunks] == ["old"]
     scheduler.check_integrity()
     scheduler.finish("old")
-    (piece,) = scheduler.schedule({}).slices
-    assert (piece.request_id, piece.start) == ("young", 4)
+    (chunk,) = scheduler.schedule({}).chunks
+    assert (chunk.request_id, chunk.start) == ("young", 4)
 
 
 def test_least_urgent_is_preempted_even_if_it_is_older() -> None:
@@ -103,8 +103,8 @@ def test_urgent_requests_are_admitted_first_and_overdue_ones_are_told() -> None:
     scheduler.add(replace(make_request([2], "late"), queue_timeout=5.0))
     scheduler.add(replace(make_request([3], "urgent"), priority=-1))
     scheduler.finish("first")
-    (piece,) = scheduler.schedule({}).slices
-    assert piece.request_id == "urgent"
+    (chunk,) = scheduler.schedule({}).chunks
+    assert chunk.request_id == "urgent"
     assert scheduler.overdue(4.0) == []
     assert scheduler.overdue(60.0) == ["late"]
     scheduler.finish("late")
@@ -117,7 +117,7 @@ def test_equal_prompt_reuses_all_blocks_but_the_last_token() -> None:
     commit_all(scheduler, scheduler.schedule({}))
     second = scheduler.add(make_request(range(8), "second"))
     plan = scheduler.schedule({})
-    assert [(p.request_id, p.start, p.num_tokens) for p in plan.slices] == [
+    assert [(p.request_id, p.start, p.num_tokens) for p in plan.chunks] == [
         ("first", 8, 1),
         ("second", 4, 4),
     ]
@@ -140,8 +140,8 @@ def test_prompt_logprobs_want_every_row_and_take_no_cache_hit() -> None:
     scheduler.add(make_request(range(8), "first"))
     commit_all(scheduler, scheduler.schedule({}))
     scheduler.add(make_request(range(8), "scored", prompt_logprobs=0))
-    piece = scheduler.schedule({}).slices[1]
-    assert (piece.start, piece.first_logit, piece.num_logits) == (0, 0, 8)
+    chunk = scheduler.schedule({}).chunks[1]
+    assert (chunk.start, chunk.first_logit, chunk.num_logits) == (0, 0, 8)
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -203,29 +203,29 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert plan.num_tokens <= self.max_step_tokens
         written = [
             block * BLOCK_SIZE + offset
-            for piece in plan.slices
-            for position in range(piece.start, piece.end)
-            for block, offset in [(piece.block_ids[position // BLOCK_SIZE], position % BLOCK_SIZE)]
+            for chunk in plan.chunks
+            for position in range(chunk.start, chunk.end)
+            for block, offset in [(chunk.block_ids[position // BLOCK_SIZE], position % BLOCK_SIZE)]
         ]
         assert len(written) == len(set(written))
-        for piece in plan.slices:
-            sequence = self.scheduler[piece.request_id]
-            assert piece.start == sequence.num_computed
-            committed = piece.num_tokens - piece.num_draft
-            expected = sequence.token_ids[piece.start : piece.start + committed]
-            assert piece.token_ids[:committed].tolist() == expected
-            samples = piece.start + committed == sequence.num_tokens
+        for chunk in plan.chunks:
+            sequence = self.scheduler[chunk.request_id]
+            assert chunk.start == sequence.num_computed
+            committed = chunk.num_tokens - chunk.num_draft
+            expected = sequence.token_ids[chunk.start : chunk.start + committed]
+            assert chunk.token_ids[:committed].tolist() == expected
+            samples = chunk.start + committed == sequence.num_tokens
             if not samples:
-                self.scheduler.commit(piece, (), 0)
+                self.scheduler.commit(chunk, ())
                 continue
-            accepted = accept(piece.num_draft)
-            tokens = (*piece.token_ids[committed : committed + accepted].tolist(), 1)
-            self.scheduler.commit(piece, tokens, accepted)
+            accepted = accept(chunk.num_draft)
+            tokens = (*chunk.token_ids[committed : committed + accepted].tolist(), 1)
+            self.scheduler.commit(roll_back(chunk, accepted), tokens)
             assert sequence.is_decoding
-            assert sequence.num_output <= self.wanted[piece.request_id]
-            if sequence.num_output == self.wanted[piece.request_id]:
-                self.scheduler.finish(piece.request_id)
-                del self.wanted[piece.request_id]
+            assert sequence.num_output <= self.wanted[chunk.request_id]
+            if sequence.num_output == self.wanted[chunk.request_id]:
+                self.scheduler.finish(chunk.request_id)
+                del self.wanted[chunk.request_id]
 
     @invariant()
     def blocks_add_up(self) -> None:
@@ -250,12 +250,12 @@ TestSchedulerMachine.settings = settings(max_examples=150, stateful_step_count=4
 
 
 def test_plan_pack_follows_block_tables() -> None:
-    from engine.plan import Slice, pack
+    from engine.plan import Chunk, pack
 
     plan = StepPlan(
         (
-            Slice("a", 3, np.array([5, 6, 7], np.int32), (4, 1), num_draft=2, first_logit=0),
-            Slice("b", 0, np.array([9, 9], np.int32), (2,), first_logit=2),
+            Chunk("a", 3, np.array([5, 6, 7], np.int32), (4, 1), num_draft=2, first_logit=0),
+            Chunk("b", 0, np.array([9, 9], np.int32), (2,), first_logit=2),
         )
     )
     packed = pack(plan, BLOCK_SIZE)

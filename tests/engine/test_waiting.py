@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from engine.sequence import TokenSequence
-from engine.waiting import OUTPUT_WEIGHT, WaitingQueue
+from engine.scheduling.sequence import TokenSequence
+from engine.scheduling.waiting import OUTPUT_WEIGHT, WaitingQueue
 from tests.engine.helpers import make_request
 
 CLIENTS = ("ann", "ben", "cat")

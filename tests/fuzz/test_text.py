@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from engine.text.detokenizer import IncrementalDetokenizer
 from loadtest.client import Client
-from server.schemas.common import ResponseModel
-from server.sse import DONE, encode_event
+from server.apis.shared.http.sse import DONE, encode_event
+from server.apis.shared.schema.base import ResponseModel
 from tests.fuzz.examples import fuzzed
 from tests.structured.engines import tokenizer
 
@@ -44,7 +44,7 @@ def test_text_survives_tokens(style: str, text: str) -> None:
     continued = tokens.encode_continuation(text)
     if continued is not None:
         assert tokens.bytes_of(continued) == text.encode()
-    detokenizer = IncrementalDetokenizer(tokens.pieces)
+    detokenizer = IncrementalDetokenizer(tokens.token_bytes)
     pieces = [detokenizer.push(token_id) for token_id in ids]
     assert "".join([*pieces, detokenizer.finish()]) == whole
 
@@ -57,8 +57,8 @@ def test_text_survives_tokens(style: str, text: str) -> None:
 )
 def test_any_tokens_have_the_text_of_their_bytes(style: str, ids: list[int]) -> None:
     tokens = tokenizer(style)
-    known = [i for i in ids if i < len(tokens.pieces) and i not in tokens.special_ids]
-    detokenizer = IncrementalDetokenizer(tokens.pieces, tokens.special_ids)
+    known = [i for i in ids if i < len(tokens.token_bytes) and i not in tokens.special_ids]
+    detokenizer = IncrementalDetokenizer(tokens.token_bytes, tokens.special_ids)
     text = "".join([*(detokenizer.push(i) for i in ids), detokenizer.finish()])
     assert text == tokens.bytes_of(known).decode(errors="replace")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,22 +12,22 @@ from typing import Any
 import pytest
 import torch
 
-from engine.admission import ModelLimits
-from engine.blocks import BlockPool
 from engine.core import EngineCore
 from engine.draft.draft_model import DraftModel
 from engine.draft.drafter import Drafter
-from engine.draft.ngram import NgramDrafter
 from engine.draft.policy import FixedPolicy, GoodputPolicy, Policy
-from engine.draft.same_vocabulary import ModelDrafter
 from engine.draft.speculator import Speculator
+from engine.draft.table import DRAFTERS, DraftModelKey
 from engine.draft.universal import UniversalDrafter
 from engine.models.runner import KvBudget
 from engine.models.torch_runner import TorchRunner
 from engine.request import ChatPrompt, GenerationRequest, TextPrompt
-from engine.scheduler import Scheduler
+from engine.scheduling.blocks import BlockPool
+from engine.scheduling.scheduler import Scheduler
+from engine.serving.admission import ModelLimits
 from engine.text.tokenizer import TextTokenizer
 from tests.engine.helpers import make_request, run_all, tokens_of
+from tests.speculation.from_table import make_from_table
 from tests.tiers import slow_unless_auto
 from tests.tiny_models import sentences
 
@@ -38,7 +38,9 @@ SAMPLED = {
     "frequency_penalty": 0.1,
     "repetition_penalty": 1.05,
 }
-DRAFTINGS = ["plain", "ngram", "model", "universal", "universal+ngram", "auto"]
+NAMES = [name for name in DRAFTERS if name not in ("grammar", "predicted")]
+"""Requests that have a grammar or a prediction are in tests/structured and tests/speculation."""
+DRAFTINGS = ["plain", *NAMES, "universal+ngram", "auto"]
 
 
 @functools.cache
@@ -76,18 +78,15 @@ def folders(tiny_model_dir: Path, tiny_draft_dir: Path, tiny_sibling_dir: Path) 
 
 
 def make_drafters(folders: Folders, drafting: str) -> list[Drafter]:
-    target, draft, sibling = folders.target, folders.universal, folders.model
-    available: dict[str, Callable[[], Drafter]] = {
-        "ngram": lambda: NgramDrafter(min_match=2, max_match=4),
-        "universal": lambda: universal(target, draft, runner(draft, 128)),
-        "model": lambda: ModelDrafter(
-            DraftModel(runner(sibling, 128), max_context=512, max_step_tokens=64),
-            tokenizer(sibling),
-            tokenizer(target),
-        ),
-    }
-    names = "ngram+model+universal" if drafting == "auto" else drafting
-    return [available[name]() for name in names.split("+") if name != "plain"]
+    names = NAMES if drafting == "auto" else drafting.split("+")
+
+    def load(key: DraftModelKey) -> tuple[DraftModel, TextTokenizer]:
+        folder = folders.model if key == "model_draft" else folders.universal
+        model = DraftModel(runner(folder, 128), max_context=512, max_step_tokens=64)
+        return model, tokenizer(folder)
+
+    drafters = [name for name in names if name != "plain"]
+    return make_from_table(drafters, tokenizer(folders.target), load)
 
 
 def make_engine(
@@ -160,8 +159,9 @@ def test_alone_and_in_a_mixed_batch(drafting: str, sampled: bool, folders: Folde
         assert sum(f.accepted_tokens for f in figures) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("drafting", slow_unless_auto(DRAFTINGS))
+@pytest.mark.parametrize("drafting", DRAFTINGS)
 def test_with_preemption_and_prefix_cache_hits(
     drafting: str, sampled: bool, folders: Folders
 ) -> None:

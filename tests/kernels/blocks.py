@@ -55,28 +55,28 @@ def packed(
     blocks: npt.NDArray[np.uint8],
     cols: int,
     rotary_heads: int = 0,
-    format_: int | None = None,
+    format_: str | None = None,
 ) -> Any:
     """A PackedMatrix of GGUF blocks, by default in the format that holds them exactly."""
     native = load_native()
     ggml_type = int(GGMLQuantizationType[quantization])
-    format_ = native.format_for_gguf(ggml_type) if format_ is None else format_
-    out = aligned(native.packed_bytes(format_, len(blocks), cols))
+    to = native.format_for_gguf(ggml_type) if format_ is None else native.Format[format_]
+    out = aligned(native.packed_bytes(to, len(blocks), cols))
     pool = native.ThreadPool(2)
     source = blocks.reshape(-1)
-    native.pack_gguf(pool, ggml_type, source, format_, len(blocks), cols, rotary_heads, out)
-    return native.PackedMatrix(format_, len(blocks), cols, out)
+    native.pack_gguf(pool, ggml_type, source, to, len(blocks), cols, rotary_heads, out)
+    return native.PackedMatrix(to, len(blocks), cols, out)
 
 
-def packed_floats(weights: npt.NDArray[np.float32], format_: int) -> Any:
+def packed_floats(weights: npt.NDArray[np.float32], format_: str) -> Any:
     """A PackedMatrix of float32 weights rounded to int8 or int4, or kept."""
     native = load_native()
     rows, cols = weights.shape
-    out = aligned(native.packed_bytes(format_, rows, cols))
-    native.pack_floats(
-        native.ThreadPool(1), 0, weights.view(np.uint8).reshape(-1), format_, rows, cols, out
-    )
-    return native.PackedMatrix(format_, rows, cols, out)
+    from_, to = native.Format.F32, native.Format[format_]
+    out = aligned(native.packed_bytes(to, rows, cols))
+    source = weights.view(np.uint8).reshape(-1)
+    native.pack_floats(native.ThreadPool(1), from_, source, to, rows, cols, out)
+    return native.PackedMatrix(to, rows, cols, out)
 
 
 def unpacked(matrix: Any) -> npt.NDArray[np.float32]:

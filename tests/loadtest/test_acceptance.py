@@ -3,10 +3,10 @@ from __future__ import annotations
 import httpx
 from prometheus_client import generate_latest
 
-from engine.metrics import DrafterMetrics
+from engine.figures import DrafterMetrics
 from loadtest.acceptance import Acceptance, DrafterFigures, between, parse, scrape
-from server.observer import HttpCounts
-from server.prometheus import make_registry
+from server.observability.http_counts import HttpCounts
+from server.observability.prometheus import make_registry
 from tests.server.scripted_engine import ScriptedEngine
 
 

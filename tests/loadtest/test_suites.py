@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from loadtest.__main__ import DEFAULT_SUITE
-from loadtest.suites import Entry, SuiteError, read_suite
+from loadtest.suites import DEFAULT_SUITE, Entry, SuiteError, read_suite
 
 
 def write_lines(path: Path, *rows: Any) -> Path:

@@ -22,33 +22,15 @@ import torch
 import transformers as tf
 from gguf.constants import GGMLQuantizationType
 
+from engine.models.architectures import ARCHITECTURES, TOP_TENSORS, WeightLayout
 from engine.models.cpu_runner import CpuRunner
 from engine.models.gguf import hf_folder
-from engine.models.gguf_header import GgufHeader, TensorEntry, read_header
+from engine.models.gguf_header import TensorEntry, read_header
 from engine.models.runner import KvBudget
 from engine.models.source import ModelFiles, resolve
-from engine.plan import Slice, StepPlan
+from engine.plan import Chunk, StepPlan
 
 WINDOW = 500
-_GLOBAL = {"token_embd": "model.embed_tokens", "output": "lm_head", "output_norm": "model.norm"}
-_LAYER = {
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-    "attn_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-}
-_GEMMA_LAYER = _LAYER | {
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +47,10 @@ def reference_model(files: ModelFiles) -> torch.nn.Module:
     with torch.device("meta"):
         model = tf.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     header = read_header(files.weights)
+    layout = ARCHITECTURES[config.model_type].layout
     data = np.memmap(files.weights, np.uint8, "r")
     state = {
-        _hf_name(entry.name, header): _floats(entry, data, header, config)
+        _hf_name(entry.name, layout): _floats(entry, data, layout, config)
         for entry in header.tensors
     }
     if "lm_head.weight" not in state:
@@ -93,25 +76,24 @@ def _materialize_buffers(model: torch.nn.Module) -> None:
         setattr(model.get_submodule(owner), attribute, buffers[name])
 
 
-def _hf_name(name: str, header: GgufHeader) -> str:
-    layer_names = _GEMMA_LAYER if header.architecture == "gemma3" else _LAYER
-    *layer, part, kind = name.split(".")
-    if layer:
-        return f"model.layers.{layer[1]}.{layer_names[part]}.{kind}"
-    return f"{_GLOBAL[part]}.{kind}"
+def _hf_name(name: str, layout: WeightLayout) -> str:
+    *layer, stem, kind = name.split(".")
+    names = layout.layer_tensors if layer else TOP_TENSORS
+    hf_stem = next(name.safetensors for name in names.values() if name.gguf == stem)
+    return f"{f'model.layers.{layer[1]}.' if layer else ''}{hf_stem}.{kind}"
 
 
 def _floats(
-    entry: TensorEntry, data: np.ndarray, header: GgufHeader, config: tf.PreTrainedConfig
+    entry: TensorEntry, data: np.ndarray, layout: WeightLayout, config: tf.PreTrainedConfig
 ) -> torch.Tensor:
     raw = data[entry.offset : entry.offset + entry.num_bytes]
-    values = gguf.dequantize(raw, GGMLQuantizationType[entry.quantization]).reshape(entry.shape)
-    if header.architecture == "llama" and ".attn_q." in entry.name:
+    values = gguf.dequantize(raw, GGMLQuantizationType[entry.element_type]).reshape(entry.shape)
+    if layout.interleaved_gguf_rope and ".attn_q." in entry.name:
         values = _halves(values, config.num_attention_heads)
-    elif header.architecture == "llama" and ".attn_k." in entry.name:
+    elif layout.interleaved_gguf_rope and ".attn_k." in entry.name:
         values = _halves(values, config.num_key_value_heads)
-    elif header.architecture == "gemma3" and entry.name.endswith("norm.weight"):
-        values = values - np.float32(1.0)
+    elif entry.name.endswith("norm.weight"):
+        values = values - np.float32(layout.norm_offset)
     return torch.from_numpy(np.array(values, np.float32))
 
 
@@ -147,7 +129,7 @@ def measure(
     for start in range(0, len(ids), WINDOW):
         window = ids[start : start + WINDOW]
         blocks = tuple(range(-(-len(window) // 32)))
-        logits = runner.execute(StepPlan((Slice("text", 0, window, blocks),)))
+        logits = runner.execute(StepPlan((Chunk("text", 0, window, blocks),)))
         expected = reference(torch.from_numpy(window).long()[None], use_cache=False).logits[0]
         agreed += int((logits.argmax(-1) == expected.argmax(-1)).sum())
         exact, native = expected.log_softmax(-1), logits.log_softmax(-1)

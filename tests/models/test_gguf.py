@@ -77,7 +77,7 @@ class TestHeader:
         for key, value in header.metadata.items():
             assert reference.fields[key].contents() == value
         assert [
-            (tensor.name, tensor.quantization, tensor.shape, tensor.offset, tensor.num_bytes)
+            (tensor.name, tensor.element_type, tensor.shape, tensor.offset, tensor.num_bytes)
             for tensor in header.tensors
         ] == [
             (t.name, t.tensor_type.name, tuple(t.shape.tolist()[::-1]), t.data_offset, t.n_bytes)
@@ -199,6 +199,7 @@ class TestConversion:
         assert not (folder / "leftover").exists()
         assert not partial.exists()
 
+    @pytest.mark.slow
     def test_a_template_edited_in_the_middle_of_a_large_file_takes_effect(
         self, tmp_path: Path
     ) -> None:

@@ -18,8 +18,8 @@ from tests.models.test_cpu_runner import (
     VARIANTS,
     VOCAB,
     blocks_for,
+    chunk,
     load,
-    piece,
     run,
     save_random_model,
 )
@@ -44,13 +44,13 @@ def last_logits(folder: Path, quantization: Quantization, variant: str) -> torch
     runner = load(folder, quantization, variant=variant)
     tokens = np.arange(LENGTH) % VOCAB
     blocks = blocks_for(runner, 1)[0]
-    run(runner, piece(tokens, 0, LENGTH - 1, blocks, LENGTH - 1))
-    return run(runner, piece(tokens, LENGTH - 1, LENGTH, blocks))[0]
+    run(runner, chunk(tokens, 0, LENGTH - 1, blocks, LENGTH - 1))
+    return run(runner, chunk(tokens, LENGTH - 1, LENGTH, blocks))[0]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("quantization", ["none", "int8"])
-@pytest.mark.parametrize("family", ["llama with biases and an untied head", "gemma3"])
+@pytest.mark.parametrize("family", ["llama with biases and an untied head", "gemma3_text"])
 def test_one_damaged_weight_leaves_no_finite_logit(
     family: str, quantization: Quantization, variant: str, tmp_path: Path
 ) -> None:
@@ -88,5 +88,5 @@ def test_overflowing_weights_leave_no_finite_logit(
         spoilt[f"model.layers.2.{part}.weight"][5] = 3e38
         write(spoilt, tmp_path)
         runner = load(tmp_path, variant=variant, kv_dtype=kv_dtype)
-        logits = run(runner, piece(tokens, 0, LENGTH, blocks_for(runner, 1)[0]))
+        logits = run(runner, chunk(tokens, 0, LENGTH, blocks_for(runner, 1)[0]))
         assert logits[-1].isnan().all(), part

@@ -14,7 +14,7 @@ from engine.models.cpu_runner import CpuRunner
 from engine.models.runner import KvBudget, ModelRunner
 from engine.models.source import ModelFiles
 from engine.models.torch_runner import TorchRunner
-from engine.plan import Slice, StepPlan
+from engine.plan import Chunk, StepPlan
 
 POISON = 7
 BLOCK_SIZE = 4
@@ -53,8 +53,8 @@ def load(kind: str, folder: Path) -> ModelRunner:
     return CpuRunner.load(files, budget=budget, quantization="none", threads=1)
 
 
-def piece(tokens: list[int], start: int, end: int, blocks: list[int]) -> Slice:
-    return Slice("r", start, np.asarray(tokens[start:end], np.int32), tuple(blocks))
+def chunk(tokens: list[int], start: int, end: int, blocks: list[int]) -> Chunk:
+    return Chunk("r", start, np.asarray(tokens[start:end], np.int32), tuple(blocks))
 
 
 @pytest.mark.parametrize(
@@ -75,17 +75,17 @@ def test_stale_nans_do_not_reach_another_request(
     poison = [POISON] * num_slots
     for first in range(0, stained.num_blocks, 16):
         blocks = list(range(first, min(first + 16, stained.num_blocks)))
-        logits = stained.execute(StepPlan((piece(poison, 0, 4 * len(blocks), blocks),)))
+        logits = stained.execute(StepPlan((chunk(poison, 0, 4 * len(blocks), blocks),)))
         assert logits.isnan().all(), "the whole cache is stained"
     a = [int(t) for t in np.random.default_rng(1).integers(8, 64, 30)]
     b = [int(t) for t in np.random.default_rng(2).integers(8, 64, 30)]
     steps = [
-        (piece(a, 0, 5, [3, 1]), piece(b, 0, 7, [2, 6])),
-        (piece(a, 5, 6, [3, 1]), piece(b, 7, 8, [2, 6])),
-        (piece(a, 6, 7, [3, 1]), piece(b, 8, 11, [2, 6, 0])),
-        (piece(a, 7, 29, [3, 1, 4, 5, 8, 9, 10, 11]), piece(b, 11, 12, [2, 6, 0])),
+        (chunk(a, 0, 5, [3, 1]), chunk(b, 0, 7, [2, 6])),
+        (chunk(a, 5, 6, [3, 1]), chunk(b, 7, 8, [2, 6])),
+        (chunk(a, 6, 7, [3, 1]), chunk(b, 8, 11, [2, 6, 0])),
+        (chunk(a, 7, 29, [3, 1, 4, 5, 8, 9, 10, 11]), chunk(b, 11, 12, [2, 6, 0])),
     ]
-    for slices in steps:
-        expected = clean.execute(StepPlan(slices)).clone()
-        assert torch.equal(stained.execute(StepPlan(slices)), expected)
+    for chunks in steps:
+        expected = clean.execute(StepPlan(chunks)).clone()
+        assert torch.equal(stained.execute(StepPlan(chunks)), expected)
         assert expected.isfinite().all()

@@ -12,7 +12,7 @@ import transformers as tf
 
 from engine.models.runner import KvBudget, UnsupportedModelError
 from engine.models.torch_runner import TorchRunner, refuse_unsupported
-from engine.plan import Slice, StepPlan
+from engine.plan import Chunk, StepPlan
 
 BLOCK_SIZE = 4
 SHAPE = {
@@ -54,10 +54,10 @@ def load(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") 
     return TorchRunner.load(folder, device=torch.device(device), dtype=dtype, budget=budget)
 
 
-def piece(
+def chunk(
     name: str, tokens: np.ndarray, start: int, end: int, blocks: tuple[int, ...], first_logit: int
-) -> Slice:
-    return Slice(name, start, tokens[start:end].astype(np.int32), blocks, first_logit=first_logit)
+) -> Chunk:
+    return Chunk(name, start, tokens[start:end].astype(np.int32), blocks, first_logit=first_logit)
 
 
 def mixed_steps(runner: TorchRunner) -> tuple[list[np.ndarray], dict[int, torch.Tensor]]:
@@ -69,19 +69,19 @@ def mixed_steps(runner: TorchRunner) -> tuple[list[np.ndarray], dict[int, torch.
     a, b, c = tokens
     # Request a in chunks of 40 (a slice that attends alone) beside verification rows of the others.
     runner.execute(
-        StepPlan((piece("b", b, 0, 6, blocks[1], 6), piece("a", a, 0, 40, blocks[0], 40)))
+        StepPlan((chunk("b", b, 0, 6, blocks[1], 6), chunk("a", a, 0, 40, blocks[0], 40)))
     )
     spoilt = np.where(np.arange(23) >= 18, (c + 1) % 97, c)
     runner.execute(
-        StepPlan((piece("c", spoilt, 0, 23, blocks[2], 23), piece("b", b, 6, 7, blocks[1], 1)))
+        StepPlan((chunk("c", spoilt, 0, 23, blocks[2], 23), chunk("b", b, 6, 7, blocks[1], 1)))
     )
     # c's rejected draft rows 18.. are overwritten now.
     logits = runner.execute(
         StepPlan(
             (
-                piece("a", a, 40, 50, blocks[0], 4),
-                piece("b", b, 7, 11, blocks[1], 0),
-                piece("c", c, 18, 23, blocks[2], 4),
+                chunk("a", a, 40, 50, blocks[0], 4),
+                chunk("b", b, 7, 11, blocks[1], 0),
+                chunk("c", c, 18, 23, blocks[2], 4),
             )
         )
     ).clone()
@@ -121,7 +121,7 @@ def test_cuda_agrees_with_the_cpu(family: str, tmp_path: Path) -> None:
 def test_step_without_logits_returns_no_rows(tmp_path: Path) -> None:
     save_random_model(FAMILIES["llama"](), tmp_path)
     runner = load(tmp_path)
-    plan = StepPlan((piece("a", np.arange(8), 0, 8, (0, 1), 8),))
+    plan = StepPlan((chunk("a", np.arange(8), 0, 8, (0, 1), 8),))
     assert runner.execute(plan).shape == (0, 97)
 
 

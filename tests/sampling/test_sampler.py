@@ -13,7 +13,7 @@ from engine.sampling import candidates
 from engine.sampling.logprobs import token_logprobs
 from engine.sampling.noise import MAX_NOISE, gumbel_noise, row_keys
 from engine.sampling.restrict import smallest_kept
-from engine.sampling.sampler import INVALID, sample, sample_with_certainty
+from engine.sampling.sampler import INVALID, sample, sample_with_confidence
 
 NUM_SAMPLES = 20_000
 
@@ -162,27 +162,27 @@ def test_logprobs_are_those_of_the_unprocessed_logits() -> None:
     logits = torch.tensor([[1.0, 3.0, 2.0, 0.0]])
     (entry,) = token_logprobs(logits, [2], [2], [b"a", b"b", b"c"])
     wanted = logits.log_softmax(1)[0].tolist()
-    assert (entry.token_id, entry.piece) == (2, b"c")
+    assert (entry.token_id, entry.token_bytes) == (2, b"c")
     assert entry.logprob == pytest.approx(wanted[2])
     assert [(i, piece) for i, piece, _ in entry.top] == [(1, b"b"), (2, b"c")]
     (padded,) = token_logprobs(logits, [3], [0], [b"a", b"b", b"c"])
-    assert (padded.piece, padded.top) == (b"", ())
+    assert (padded.token_bytes, padded.top) == (b"", ())
 
 
 def test_certainty_is_of_the_likeliest_or_of_the_margin_of_the_draw() -> None:
     logits = torch.randn(40, 500, generator=torch.Generator().manual_seed(7)) * 2
     rows = [params(temperature=0.0 if i % 2 else 0.7, seed=i) for i in range(40)]
-    choices = sample_with_certainty(logits, rows, [3] * 40)
+    choices = sample_with_confidence(logits, rows, [3] * 40)
     assert choices.token_ids == sample(logits, rows, [3] * 40)
     keys = row_keys(torch.arange(40), torch.full((40,), 3))
     noise = gumbel_noise(keys[:, None].expand(-1, 500), torch.arange(500).expand(40, -1))
-    for i, (token_id, certainty) in enumerate(
-        zip(choices.token_ids, choices.certainties, strict=True)
+    for i, (token_id, confidence) in enumerate(
+        zip(choices.token_ids, choices.confidences, strict=True)
     ):
         scores = logits[i].double() if i % 2 else logits[i] / 0.7 + noise[i]
         exact = float(scores.softmax(0)[token_id])
         # Rivals far below the winner are left out.
-        assert exact - 1e-4 <= certainty <= min(1.0, exact * (1.01 if i % 2 else 1.5))
+        assert exact - 1e-4 <= confidence <= min(1.0, exact * (1.01 if i % 2 else 1.5))
 
 
 def test_draws_that_are_close_are_rarely_the_same_for_close_logits() -> None:
@@ -190,8 +190,8 @@ def test_draws_that_are_close_are_rarely_the_same_for_close_logits() -> None:
     logits = torch.randn(400, 300, generator=generator) * 2
     other = logits + 0.5 * torch.randn(400, 300, generator=generator)
     rows = [params(temperature=1.0, seed=i) for i in range(400)]
-    choices = sample_with_certainty(logits, rows, [0] * 400)
+    choices = sample_with_confidence(logits, rows, [0] * 400)
     same = np.array(choices.token_ids) == np.array(sample(other, rows, [0] * 400))
-    sure = np.array(choices.certainties) > np.median(choices.certainties)
+    sure = np.array(choices.confidences) > np.median(choices.confidences)
     assert same[sure].mean() > 0.8
     assert same[sure].mean() > same[~sure].mean() + 0.2

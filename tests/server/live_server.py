@@ -11,15 +11,15 @@ from typing import Any
 import uvicorn
 
 from engine.config import Config
-from server.http_options import http_options
-from server.process import listen
+from server.process.listener import listen
+from server.process.uvicorn_config import uvicorn_config
 
 
 @contextmanager
 def live_server(app: Any, config: Config | None = None) -> Iterator[str]:
     """Serve an app on a free port; yields the URL."""
     listener = listen("127.0.0.1", 0)
-    server = uvicorn.Server(http_options(app, config or Config(), shutdown_seconds=2))
+    server = uvicorn.Server(uvicorn_config(app, config or Config(), shutdown_seconds=2))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     try:

@@ -8,9 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from engine.admission import ModelLimits
-from engine.async_engine import EngineState, ModelCard, OutputStream
-from engine.metrics import EngineMetrics
+from engine.figures import EngineMetrics
 from engine.preparation import Preparation
 from engine.request import (
     ANSWER_NEXT,
@@ -30,6 +28,8 @@ from engine.request import (
     Usage,
 )
 from engine.sampling.grammar_compiler import CompiledGrammar
+from engine.serving.admission import ModelLimits
+from engine.serving.async_engine import EngineState, ModelCard, OutputStream
 from engine.summary import EngineSummary, ModelSummary
 
 BOS, EOS = 256, 257
@@ -55,7 +55,7 @@ class ByteTokenizer:
     """One token a byte, and two control tokens."""
 
     def __init__(self) -> None:
-        self.pieces = [bytes([value]) for value in range(256)] + [b"<bos>", b"<eos>"]
+        self.token_bytes = [bytes([value]) for value in range(256)] + [b"<bos>", b"<eos>"]
         self.special_ids = frozenset({BOS, EOS})
         self.adds_bos = False
         self.chat_template = ScriptedTemplate()
@@ -73,10 +73,10 @@ class ByteTokenizer:
         return self.encode(text + self.generation_prompt)
 
     def bytes_of(self, ids: Iterable[int]) -> bytes:
-        return b"".join(self.pieces[i] for i in ids)
+        return b"".join(self.token_bytes[i] for i in ids)
 
     def decode(self, ids: Iterable[int]) -> str:
-        return b"".join(self.pieces[i] for i in ids if i < 256).decode(errors="replace")
+        return b"".join(self.token_bytes[i] for i in ids if i < 256).decode(errors="replace")
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Step:
     """What one engine step gives a request."""
 
     text: str
-    pieces: tuple[bytes, ...]
+    token_bytes: tuple[bytes, ...]
     """The step's tokens."""
     finish: FinishReason | None = None
     stop_reason: str | int | None = None
@@ -231,7 +231,7 @@ class ScriptedEngine:
     async def compile_grammar(self, spec: GrammarSpec, *, time_limit: float) -> CompiledGrammar:
         if "broken" in spec.text:
             raise RequestError("The output grammar can't be used: it is broken.", param="grammar")
-        return CompiledGrammar(spec, start=None)  # type: ignore[arg-type]
+        return CompiledGrammar(spec, start=None)
 
     async def prepare(
         self, request: GenerationRequest, grammar: CompiledGrammar | None = None
@@ -275,8 +275,8 @@ class ScriptedEngine:
         for number, step in enumerate(self.script(request)):
             if number == self.hold_after:
                 await asyncio.Event().wait()
-            positions = range(num_tokens, num_tokens + len(step.pieces))
-            num_tokens += len(step.pieces)
+            positions = range(num_tokens, num_tokens + len(step.token_bytes))
+            num_tokens += len(step.token_bytes)
             first_token = first_token or time.monotonic()
             yield RequestOutput(
                 request_id=request.request_id,
@@ -294,7 +294,7 @@ class ScriptedEngine:
                 if params.logprobs is None
                 else tuple(
                     logprob(piece, position, params.logprobs)
-                    for piece, position in zip(step.pieces, positions, strict=True)
+                    for piece, position in zip(step.token_bytes, positions, strict=True)
                 ),
                 prompt_logprobs=self._prompt_logprobs(request) if number == 0 else None,
                 finish_reason=step.finish,
@@ -312,7 +312,7 @@ class ScriptedEngine:
         num_top = request.params.prompt_logprobs
         if num_top is None:
             return None
-        pieces = [self.tokenizer.pieces[i] for i in request.prompt_token_ids]
+        pieces = [self.tokenizer.token_bytes[i] for i in request.prompt_token_ids]
         rest = [logprob(piece, position, num_top) for position, piece in enumerate(pieces[1:])]
         ids = request.prompt_token_ids[1:]
         return (None, *(replace(entry, token_id=i) for entry, i in zip(rest, ids, strict=True)))

@@ -13,10 +13,10 @@ import pytest
 
 from engine.config import AdmissionConfig, Config
 from engine.request import QUEUE_TIMEOUT, FinishReason
-from server.admission import Admission
-from server.api_keys import ApiKeys
 from server.app import create_app
 from server.errors import ApiError
+from server.middleware.admission import Admission
+from server.middleware.api_keys import ApiKeys
 from tests.server.live_server import live_server, wait_until
 from tests.server.scripted_engine import Step
 

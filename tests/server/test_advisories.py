@@ -12,69 +12,121 @@ from __future__ import annotations
 import ast
 import asyncio
 import json
+import re
 import shutil
 import socket
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import jinja2
 import pytest
 
-from engine.async_engine import AsyncEngine
 from engine.build import load_parts
 from engine.config import Config
+from engine.draft.predicted import PredictedDrafter
 from engine.request import ChatOptions, GrammarSpec, RequestError
 from engine.sampling.grammar import Grammars
+from engine.serving.async_engine import AsyncEngine
 from engine.text.tokenizer import TextTokenizer
-from server.load_errors import load_failure
+from server.json_schema.keywords import SchemaError
+from server.json_schema.prepare import prepare_schema
+from server.process.load_errors import load_failure
+from tests.structured.engines import make_engine, structured
 from tests.tiny_models import make_tokenizer
 
 ROOT = Path(__file__).parent.parent.parent
 HI = {"role": "user", "content": "hi"}
 
 
+REACHING = [
+    "''.__class__.__mro__[1].__subclasses__()",
+    "messages.__class__.__mro__[1].__subclasses__()",
+    "self.__init__.__globals__",
+    "cycler.__init__.__globals__.os.system('touch ' ~ marker)",
+    "lipsum.__globals__['os'].system('touch ' ~ marker)",
+    "joiner.__init__.__globals__.os.remove(kept)",
+    "raise_exception.__globals__",
+    "namespace.__init__.__globals__['__builtins__']",
+    "''['__class__']['__mro__']",
+    "'{0.__class__.__mro__}'.format(messages)",
+    "''|attr('__class__')",
+    "''|attr('\\x5f\\x5fclass\\x5f\\x5f')|attr('mro')()",
+    "messages.append(1)",
+    "messages.clear()",
+    "messages[0].update(x=1)",
+]
+"""Expressions that get somewhere where nothing holds them back."""
+
+
+class Surroundings:
+    """What an expression may reach for, and whether it has."""
+
+    def __init__(self, folder: Path) -> None:
+        self.messages: list[Any] = [dict(HI)]
+        self.files = {"marker": folder / "marker", "kept": folder / "kept"}
+        self.files["kept"].touch()
+
+    @property
+    def settings(self) -> str:
+        return "".join(f"{{% set {name} = '{path}' %}}" for name, path in self.files.items())
+
+    def were_reached(self, text: str) -> bool:
+        leaks = ("<class", "<function", "<module", "__builtins__", "__name__")
+        return (
+            any(leak in text for leak in leaks)
+            or self.messages != [HI]
+            or self.files["marker"].exists()
+            or not self.files["kept"].exists()
+        )
+
+
 class TestTemplates:
     """A template comes with a model from strangers: it must not run code."""
 
+    @pytest.mark.parametrize("expression", REACHING)
+    def test_code_is_not_reached(self, expression: str, tmp_path: Path) -> None:
+        around = Surroundings(tmp_path)
+        fast = make_tokenizer("byte_level", 400)
+        fast.chat_template = f"{around.settings}{{{{ {expression} }}}}|end"
+        tokens = TextTokenizer(fast)
+        refusal, text = "", ""
+        try:
+            text = tokens.decode(tokens.encode_chat(around.messages, ChatOptions()))
+        except RequestError as error:
+            refusal = str(error)
+        # Either the sandbox says so, or it gives nothing in the place of what it holds back.
+        assert "is unsafe" in refusal or text == "|end"
+        assert not around.were_reached("")
+
+    @pytest.mark.parametrize("expression", REACHING)
+    def test_it_would_be_reached_without_a_sandbox(self, expression: str, tmp_path: Path) -> None:
+        """Else the test above could not fail."""
+        around = Surroundings(tmp_path)
+        template = jinja2.Environment(autoescape=False).from_string(
+            f"{around.settings}{{{{ {expression} }}}}"
+        )
+        text = template.render(messages=around.messages, raise_exception=make_tokenizer)
+        assert around.were_reached(text)
+
     @pytest.mark.parametrize(
-        "expression",
+        ("expression", "reason"),
         [
-            "''.__class__.__mro__[1].__subclasses__()",
-            "messages.__class__.__init__.__globals__",
-            "self.__init__.__globals__",
-            "cycler.__init__.__globals__.os.system('touch ' ~ marker)",
-            "lipsum.__globals__['os'].popen('touch ' ~ marker).read()",
-            "joiner.__init__.__globals__.os.remove(marker)",
-            "raise_exception.__globals__",
-            "namespace.__init__.__globals__['__builtins__']",
-            "''['__class__']['__mro__']",
-            "'{0.__class__.__init__.__globals__}'.format(messages)",
-            "('%s' % ''|attr('__class__')).foo.bar",
-            "''|attr('\\x5f\\x5fclass\\x5f\\x5f')|attr('mro')()",
-            "messages.append(1)",
-            "messages.clear()",
-            "messages[0].update(x=1)",
-            "range(10 ** 9)|list",
-            "import('os')",
-            "open('/etc/passwd').read()",
+            ("range(10 ** 9)|list", "Range too big"),
+            ("import('os')", "'import' is undefined"),
+            ("open('/etc/passwd').read()", "'open' is undefined"),
+            ("__import__('os')", "'__import__' is undefined"),
         ],
     )
-    def test_code_is_not_reached(self, expression: str, tmp_path: Path) -> None:
-        marker = tmp_path / "marker"
+    def test_what_python_has_is_not_there(self, expression: str, reason: str) -> None:
         fast = make_tokenizer("byte_level", 400)
-        fast.chat_template = f"{{% set marker = '{marker}' %}}{{{{ {expression} }}}}"
-        tokens = TextTokenizer(fast)
-        messages = [dict(HI)]
-        text = ""
-        with suppress(RequestError):
-            text = tokens.decode(tokens.encode_chat(messages, ChatOptions()))
-        for leak in ("<class", "function", "module", "root:", "builtins", "globals"):
-            assert leak not in text
-        assert messages == [HI]
-        assert not marker.exists()
+        fast.chat_template = f"{{{{ {expression} }}}}"
+        with pytest.raises(RequestError, match=reason):
+            TextTokenizer(fast).encode_chat([HI], ChatOptions())
 
     @pytest.mark.parametrize("statement", ["{% include '/etc/passwd' %}", "{% import 'os' as o %}"])
     def test_files_are_not_reached(self, statement: str) -> None:
@@ -104,21 +156,37 @@ class TestTemplates:
         assert engine.submitted == []
 
 
-async def test_slow_template_tokenizer_or_grammar_does_not_hold_up_the_event_loop() -> None:
-    """Whatever a request makes the tokenizer or the template do, /health goes on answering."""
+async def test_slow_template_tokenizer_or_grammar_does_not_hold_up_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever a request makes the tokenizer or the template do, up to its submission and its first
+    step, /health goes on answering."""
+    core: Any = make_engine("predicted")
+    threads = set()
 
-    def slowly(*arguments: object, **options: object) -> list[int]:
-        time.sleep(0.3)
-        return [1]
+    def slowly(inner: Callable[..., Any]) -> Callable[..., Any]:
+        def slow(*arguments: Any, **options: Any) -> Any:
+            threads.add(threading.current_thread().name.rpartition("_")[0])
+            time.sleep(0.3)
+            return inner(*arguments, **options)
 
-    tokenizer = SimpleNamespace(encode=slowly, encode_chat=slowly, encode_infill=slowly)
-    core: Any = SimpleNamespace(
-        tokenizer=tokenizer,
-        grammars=SimpleNamespace(compile=slowly),
-        has_work=False,
-        step=list,
-        metrics=SimpleNamespace(),
+        return slow
+
+    core.tokenizer = SimpleNamespace(
+        encode=slowly(lambda *_, **__: [1]),
+        encode_chat=slowly(lambda *_: [1]),
+        encode_infill=slowly(lambda *_: [1]),
+        decode=slowly(lambda *_: "a"),
+        token_bytes=core.tokenizer.token_bytes,
+        special_ids=core.tokenizer.special_ids,
+        eos_ids=core.tokenizer.eos_ids,
     )
+    core.limits = SimpleNamespace(check=slowly(core.limits.check))
+    core.preparer._tokenizer = SimpleNamespace(encode_plain=slowly(lambda _: [5, 6, 7, 8]))
+    monkeypatch.setattr(PredictedDrafter, "preprocess", slowly(PredictedDrafter.preprocess))
+    monkeypatch.setattr(Grammars, "compile", slowly(Grammars.compile))
+    grammar = GrammarSpec("regex", "[abc]{3}")
+    request = structured(grammar, "r", prediction="abc")
     engine = AsyncEngine(lambda: lambda: core, max_requests=1)
     await engine.start()
     gaps = []
@@ -135,13 +203,21 @@ async def test_slow_template_tokenizer_or_grammar_does_not_hold_up_the_event_loo
             engine.encode("a"),
             engine.encode_chat([HI]),
             engine.encode_infill("a", "b"),
-            engine.compile_grammar(SimpleNamespace(), time_limit=5),
+            engine.decode([1]),
         ):
             await work
+        compiled = await engine.compile_grammar(grammar, time_limit=20)
+        # As eight others of the largest size, compiled meanwhile, would have it.
+        core.grammars._compiled.clear()
+        preparation = await engine.prepare(request, compiled)
+        async with engine.submit(request, preparation) as stream:
+            outputs = [output async for output in stream]
+        assert re.fullmatch("[abc]{3}", "".join(output.text for output in outputs))
     finally:
         ticking.cancel()
         await engine.stop()
-    assert len(gaps) > 60
+    assert threads == {"slipstream-text", "slipstream-grammar"}
+    assert len(gaps) > 120
     assert max(gaps) < 0.25
 
 
@@ -159,20 +235,39 @@ async def test_long_text_is_tokenized_without_the_gil() -> None:
     assert max(gaps) < (time.monotonic() - began) / 2
 
 
+class Listener:
+    """A server that a fetch would reach."""
+
+    def __init__(self, server: socket.socket) -> None:
+        self._server = server
+        self.address: tuple[str, int] = server.getsockname()
+        self.url = f"http://127.0.0.1:{self.address[1]}/x"
+
+    def was_visited(self) -> bool:
+        with suppress(BlockingIOError):
+            self._server.accept()[0].close()
+            return True
+        return False
+
+
 class TestNothingIsFetched:
     """A server that fetches what a client names reaches the operator's own network."""
 
     @pytest.fixture
-    def listener(self) -> Iterator[socket.socket]:
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            listener.setblocking(False)
-            yield listener
-            with pytest.raises(BlockingIOError):
-                listener.accept()
+    def listener(self) -> Iterator[Listener]:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            server.setblocking(False)
+            yield Listener(server)
 
     @pytest.fixture
-    def target(self, listener: socket.socket) -> str:
-        return f"http://127.0.0.1:{listener.getsockname()[1]}/x"
+    def target(self, listener: Listener) -> Iterator[str]:
+        yield listener.url
+        assert not listener.was_visited()
+
+    def test_a_visit_would_be_seen(self, listener: Listener) -> None:
+        assert not listener.was_visited()
+        with socket.create_connection(listener.address):
+            assert listener.was_visited()
 
     @pytest.mark.parametrize("scheme", ["http", "file", "data"])
     async def test_content(self, client, engine, target, scheme) -> None:
@@ -202,12 +297,28 @@ class TestNothingIsFetched:
         assert engine.submitted == []
 
     @pytest.mark.parametrize("key", ["$ref", "$schema", "$id"])
-    def test_schemas(self, target, key) -> None:
+    def test_schemas(self, target: str, key: str) -> None:
+        """A reference out of a schema is refused; what only names it names, and is compiled."""
         tokens = TextTokenizer(make_tokenizer("byte_level", 400))
-        schema = {"type": "object", "properties": {"a": {key: target}}, key: target}
-        grammars = Grammars(tokens, len(tokens.pieces))
-        with suppress(RequestError):
-            grammars.compile(GrammarSpec("json_schema", json.dumps(schema)))
+        grammars = Grammars(tokens, len(tokens.token_bytes))
+        schema = {"type": "object", "properties": {"a": {"type": "null", key: target}}, key: target}
+        spec = GrammarSpec("json_schema", json.dumps(schema))
+        if key != "$ref":
+            grammars.compile(GrammarSpec("json_schema", json.dumps(prepare_schema(schema).schema)))
+            assert grammars.num_compiled == 1
+            return
+        with pytest.raises(RequestError, match=r"does not fetch"):
+            grammars.compile(spec)
+        with pytest.raises(SchemaError, match=r"outside the schema, and nothing is fetched"):
+            prepare_schema(schema)
+
+    async def test_references_of_tools(self, client, engine, target):
+        schema = {"type": "object", "properties": {"a": {"$ref": target}}}
+        tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+        response = await client.chat(tools=[tool], tool_choice="required")
+        assert response.status_code == 400
+        assert "nothing is fetched" in response.json()["error"]["message"]
+        assert engine.submitted == []
 
     async def test_tools_of_other_servers(self, client, engine, target) -> None:
         tool = {"type": "mcp", "server_label": "x", "server_url": target}

@@ -13,10 +13,11 @@ import httpx
 import pytest
 
 from engine.config import Config, ConfigError
-from server import cli
-from server.api_keys import ApiKeys, load_api_keys
 from server.app import create_app
-from server.auth import ApiKeyMiddleware
+from server.cli import serve
+from server.cli.main import main
+from server.middleware.api_keys import ApiKeys, load_api_keys
+from server.middleware.auth import ApiKeyMiddleware
 from tests.server.live_server import live_server
 from tests.server.scripted_engine import ScriptedEngine
 
@@ -47,7 +48,7 @@ def url() -> Iterator[str]:
 class TestSources:
     @pytest.fixture(autouse=True)
     def _logging_is_left_alone(self, monkeypatch):
-        monkeypatch.setattr(cli, "configure_logging", lambda *arguments: None)
+        monkeypatch.setattr(serve, "configure_logging", lambda *arguments: None)
 
     def test_file_and_environment_add_up(self, tmp_path):
         path = tmp_path / "keys"
@@ -88,7 +89,7 @@ class TestSources:
 
     def test_unreadable_file_is_one_line(self, tmp_path, capsys):
         path = tmp_path / "nowhere"
-        assert cli.main(["serve", "--api-keys-file", str(path)]) == 1
+        assert main(["serve", "--api-keys-file", str(path)]) == 1
         assert capsys.readouterr().err == (
             f"slipstream: error: api_keys_file: can't read {path}: No such file or directory\n"
         )
@@ -96,7 +97,7 @@ class TestSources:
     def test_binary_file_is_one_line(self, tmp_path, capsys):
         path = tmp_path / "keys"
         path.write_bytes(b"\xff\xfe\x00")
-        assert cli.main(["serve", "--api-keys-file", str(path)]) == 2
+        assert main(["serve", "--api-keys-file", str(path)]) == 2
         assert (
             capsys.readouterr().err
             == f"slipstream: error: api_keys_file: {path}: not a text file\n"
@@ -104,7 +105,7 @@ class TestSources:
 
     def test_keys_leave_the_environment_and_no_error_shows_them(self, monkeypatch, capsys):
         monkeypatch.setenv("SLIPSTREAM_API_KEY", "sk-secret,sk-secret")
-        assert cli.main(["serve"]) == 2
+        assert main(["serve"]) == 2
         assert "sk-secret" not in capsys.readouterr().err
         assert "SLIPSTREAM_API_KEY" not in os.environ
 

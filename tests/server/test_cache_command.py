@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import os
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from engine.cache.model_cache import Kind, ModelCache, cache_key
-from server.cli import main
+from server.cli.main import main
 
 MIB = 1 << 20
 
@@ -20,6 +21,10 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+def write_mib(count: int, folder: Path) -> None:
+    (folder / "x").write_bytes(bytes(count * MIB))
+
+
 @pytest.fixture
 def filled(root: Path) -> Path:
     entries: list[tuple[Kind, str, int]] = [
@@ -30,7 +35,7 @@ def filled(root: Path) -> Path:
             kind,
             label,
             cache_key(label),
-            lambda folder, mib=mib: (folder / "x").write_bytes(bytes(mib * MIB)),
+            partial(write_mib, mib),
         )
         [folder] = (root / kind).iterdir()
         os.utime(folder, (used_at, used_at))

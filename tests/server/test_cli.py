@@ -13,14 +13,14 @@ import time
 import httpx
 import pytest
 
-from server.cli import main
-from server.process import listen
+from server.cli.main import main, make_parser
+from server.process.listener import listen
 
 SCRIPTED_SERVER = """
 import asyncio, sys
-import server.serve
-from engine.async_engine import EngineState
-from server.cli import main
+import server.process.serve
+from engine.serving.async_engine import EngineState
+from server.cli.main import main
 from tests.server.scripted_engine import ScriptedEngine
 
 class LoadingEngine(ScriptedEngine):
@@ -29,14 +29,14 @@ class LoadingEngine(ScriptedEngine):
         {load}
         await super().start()
 
-server.serve.make_engine = lambda config: LoadingEngine(state=EngineState.LOADING{options})
+server.process.serve.make_engine = lambda config: LoadingEngine(state=EngineState.LOADING{options})
 sys.exit(main())
 """
 
 
 def run(*arguments, **environment):
     return subprocess.run(
-        [sys.executable, "-m", "server.cli", *arguments],
+        [sys.executable, "-m", "server.cli.main", *arguments],
         capture_output=True,
         text=True,
         timeout=60,
@@ -275,3 +275,9 @@ def test_listening_socket_takes_ipv6():
         pytest.skip(f"no IPv6 on this machine: {error}")
     with listener:
         assert listener.family == socket.AF_INET6
+
+
+def test_default_prompts_of_bench_and_doctor_are_there():
+    parser = make_parser()
+    assert parser.parse_args(["bench"]).suite.is_file()
+    assert parser.parse_args(["doctor"]).prompts.is_file()

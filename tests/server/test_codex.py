@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ SHELL = {
         "additionalProperties": False,
     },
 }
-OTHER_TOOLS = [
+OTHER_TOOLS: list[dict[str, Any]] = [
     {"type": "custom", "name": "apply_patch", "description": "", "format": {"type": "grammar"}},
     {"type": "web_search", "external_web_access": False},
     {"type": "tool_search", "execution": "client", "description": "", "parameters": {}},
@@ -87,7 +88,9 @@ class Turn:
 
     def __init__(self, stream):
         self.items, self.texts, self.thoughts = [], [], []
-        self.created, self.usage, self.failure = False, None, None
+        self.created = False
+        self.usage: Any = None
+        self.failure: Any = None
         for line in stream.splitlines():
             if line.startswith("data: "):
                 self._take(json.loads(line.removeprefix("data: ")))
@@ -134,7 +137,7 @@ async def test_turn_with_a_call_and_the_next(turn, engine, caplog):
 
     engine.script = lambda request: words("Done.")
     sent = {key: value for key, value in call.items() if key not in ("id", "status")}
-    thought = {"type": "reasoning", "summary": [], "encrypted_content": None}
+    thought: dict[str, Any] = {"type": "reasoning", "summary": [], "encrypted_content": None}
     output = {"type": "function_call_output", "call_id": call["call_id"], "output": "a.py"}
     history = [*FIRST, {**thought, "content": reasoning["content"]}, sent, output]
     second = await turn(input=history)

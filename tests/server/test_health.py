@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.async_engine import EngineState
+from engine.serving.async_engine import EngineState
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from engine.request import (
     TokenLogprob,
     Usage,
 )
-from server.render.best_of import BestOf
-from server.schemas.completions import CompletionChoice
+from server.apis.completions.best_of import BestOf
+from server.apis.completions.schema import CompletionChoice
 from tests.server.scripted_engine import BOS, EOS, NO_DETAILS, Step, words
 
 

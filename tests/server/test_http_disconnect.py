@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+from typing import Any
 
 import pytest
 
-from server.disconnect import run_until_disconnect
+from server.apis.shared.http.disconnect import run_until_disconnect
 from tests.server.live_server import live_server, wait_until
 
 BODIES = {
@@ -207,13 +208,13 @@ class Stream:
 async def test_answer_that_nobody_takes_is_closed(no_task_left, client_leaves, num_turns):
     """A cancellation, by a deadline, meets the answer at any turn of the loop around its end."""
     gone = asyncio.Event()
-    answers = []
+    answers: list[Stream] = []
 
     async def receive():
         await gone.wait()
         return {"type": "http.disconnect"}
 
-    async def work():
+    async def work() -> Stream:
         for _ in range(3):
             await asyncio.sleep(0)
         answers.append(Stream())
@@ -226,6 +227,7 @@ async def test_answer_that_nobody_takes_is_closed(no_task_left, client_leaves, n
         gone.set()
     else:
         running.cancel()
+    taken: Any
     (taken,) = await asyncio.gather(running, return_exceptions=True)
     assert all(answer is taken or answer.closed for answer in answers)
 

@@ -9,11 +9,11 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.async_engine import EngineState
 from engine.request import FinishReason
+from engine.serving.async_engine import EngineState
 from server.app import create_app
 from server.errors import INTERNAL_ERROR
-from server.logs import RequestIdFilter
+from server.observability.logs import RequestIdFilter
 from tests.server.live_server import live_server
 from tests.server.scripted_engine import ScriptedEngine, Step, words
 

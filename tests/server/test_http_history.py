@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from engine.request import ChatOptions, FinishReason
@@ -110,7 +112,7 @@ async def test_refusals_are_text(client, engine, answer):
         assert engine.submitted[1].source.messages[1] == said
 
 
-IMAGES = {
+IMAGES: dict[str, list[dict[str, Any]]] = {
     "/v1/chat/completions": [
         {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}},
         {"type": "input_audio", "input_audio": {}},
@@ -132,7 +134,7 @@ IMAGES = {
 async def test_what_is_no_text_is_refused_as_such(client, path, part):
     message = {"role": "user", "content": [{"type": "text", "text": "See:"}, part]}
     if path == "/v1/responses":
-        body = {"input": [{**message, "content": [part]}]}
+        body: dict[str, Any] = {"input": [{**message, "content": [part]}]}
     else:
         body = {"messages": [message], "max_tokens": 9}
     response = await client.http.post(path, json={"model": "tiny/model", **body})

@@ -121,7 +121,7 @@ SHARED = [
         {
             "response_format": {
                 "type": "json_schema",
-                "json_schema": {"name": "a", "schema": {"type": "broken"}},
+                "json_schema": {"name": "a", "schema": {"const": "broken"}},
             }
         },
         "response_format.json_schema.schema",
@@ -130,7 +130,8 @@ SHARED = [
     ({"guided_json": 5}, "guided_json", "JSON schema"),
     ({"guided_json": ""}, "guided_json", "at least 1 character"),
     ({"guided_json": [{}]}, "guided_json", "JSON schema"),
-    ({"guided_json": {"type": "broken"}}, "guided_json", "it is broken"),
+    ({"guided_json": {"const": "broken"}}, "guided_json", "it is broken"),
+    ({"guided_json": {"type": "strange"}}, "guided_json", "at '/type': 'strange' is not one of"),
     ({"guided_json": {"a": "x" * 3000}}, "guided_json", "the limit is 2048"),
     ({"guided_regex": ""}, "guided_regex", "at least 1 character"),
     ({"guided_regex": 1}, "guided_regex", "string"),

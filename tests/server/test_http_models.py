@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import httpx
 import pytest
@@ -12,7 +13,7 @@ from server.app import create_app
 
 NAMES = ("code", "org/code-1.5b")
 MESSAGES = [{"role": "user", "content": "Hi"}]
-REQUESTS = {
+REQUESTS: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "Hi"},
     "/v1/chat/completions": {"messages": MESSAGES},
     "/v1/responses": {"input": "Hi"},

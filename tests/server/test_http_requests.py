@@ -11,10 +11,10 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
+from server.apis.shared.http.body_encoding import decompressed
 from server.app import create_app
-from server.body_encoding import decompressed
 from server.errors import ApiError
-from server.metrics_server import metrics_app
+from server.process.metrics_server import metrics_app
 from tests.server.live_server import live_server
 from tests.server.test_admission import KEYS, make_client
 from tests.server.test_transport import ORIGIN

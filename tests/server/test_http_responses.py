@@ -9,8 +9,8 @@ import pydantic
 import pytest
 
 from engine.request import FinishReason
-from server.items import MessageBuilder
-from server.response_store import ResponseStore, StoredResponse
+from server.apis.responses.store import ResponseStore, StoredResponse
+from server.apis.shared.prompt.message_builder import MessageBuilder
 from tests.server.live_server import live_server
 from tests.server.scripted_engine import Step, words
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from engine.async_engine import EngineState
 from engine.request import DraftUsage, SpeculationParams
+from engine.serving.async_engine import EngineState
 
 KINDS = ["complete", "chat"]
 

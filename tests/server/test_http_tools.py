@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
+from engine.config import LimitsConfig
 from engine.request import ChatOptions, FinishReason
-from server.structured import ForcedCall, ToolCalls, grammar_for_tools
+from server.apis.shared.grammar.tool_calls import (
+    ForcedCall,
+    ToolCalls,
+    grammar_for_tools,
+    prepared_tools,
+)
 from tests.server.scripted_engine import Step, words
 
 HI = {"role": "user", "content": "Hi"}
@@ -142,9 +149,9 @@ async def test_forced_calls_are_a_grammar(client, engine, choice, forced, max_ca
         fields["parallel_tool_calls"] = False
     response = await client.chat(tools=[WEATHER, NOW], tool_choice=choice, **fields)
     assert response.status_code == 200, response.text
-    calls = ToolCalls((WEATHER, NOW), "hermes", max_calls)
+    calls = ToolCalls((WEATHER, NOW), "hermes", max_calls, forced)
     (request,) = engine.submitted
-    assert request.grammar == grammar_for_tools(calls, forced.name)
+    assert request.grammar == grammar_for_tools(calls, prepared_tools(calls, LimitsConfig()))
     assert len(request.source.options.tools) == 2
 
 
@@ -164,7 +171,7 @@ async def test_all_apis_force_calls(client, engine):
         response = await client.http.post(path, json=body)
         assert response.status_code == 200, response.text
     every, one = (request.grammar.text for request in engine.submitted)
-    assert every.startswith("start: calls\ncalls: call (")
+    assert every.startswith("start: calls\ncalls: call (separator call)* separator?\n")
     assert one.startswith("start: calls\ncalls: call\n")
 
 
@@ -282,7 +289,7 @@ async def test_an_answer_that_is_a_block_of_json_is_a_call(client, engine, scrip
     assert text["content"] == "".join(script)
 
 
-CHAT_ALLOWED = {
+CHAT_ALLOWED: dict[str, Any] = {
     "type": "allowed_tools",
     "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "function": {"name": "now"}}]},
 }
@@ -325,3 +332,35 @@ async def test_effort_switches_the_templates_own_thinking(client, engine, effort
     assert engine.submitted[0].source.options.template_args == args
     await client.chat(reasoning_effort=effort, chat_template_kwargs={"enable_thinking": True})
     assert engine.submitted[1].source.options.template_args == {**args, "enable_thinking": True}
+
+
+async def test_strict_tools_are_closed_at_every_depth_on_all_apis(client, engine):
+    schema = {"type": "object", "properties": {"a": {"type": "object", "properties": {"b": {}}}}}
+    base = {"name": "f", "strict": True}
+    chat = {"model": "tiny/model", "messages": [HI], "max_tokens": 9}
+    requests: dict[str, dict[str, Any]] = {
+        "/v1/chat/completions": {
+            **chat,
+            "tools": [{"type": "function", "function": {**base, "parameters": schema}}],
+            "tool_choice": "required",
+        },
+        "/v1/messages": {
+            **chat,
+            "tools": [{**base, "input_schema": schema}],
+            "tool_choice": {"type": "any"},
+        },
+        "/v1/responses": {
+            "model": "tiny/model",
+            "input": "Hi",
+            "tools": [{"type": "function", **base, "parameters": schema}],
+            "tool_choice": "required",
+        },
+    }
+    for path, body in requests.items():
+        response = await client.http.post(path, json=body)
+        assert response.status_code == 200, response.text
+    for request in engine.submitted:
+        rule = request.grammar.text.partition("%json ")[2]
+        inner = json.loads(rule)["properties"]["a"]
+        assert inner["additionalProperties"] is False
+        assert inner["properties"] == {"b": {}}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import socket
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 
 from engine.config import Config, LimitsConfig
 from server.app import create_app
+from server.limits import is_deeper
 from tests.server.live_server import live_server
 from tests.server.scripted_engine import ScriptedEngine
 
@@ -60,6 +63,15 @@ def tools(count: int, levels: int = 2) -> list[dict[str, Any]]:
 
 def schema_format(schema: dict[str, Any]) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
+
+
+def sized(size: int) -> dict[str, Any]:
+    """A schema of so many bytes without white space."""
+    return {"const": "x" * (size - len('{"const":""}'))}
+
+
+def sized_tools(size: int) -> list[dict[str, Any]]:
+    return [{"type": "function", "function": {"name": "big", "parameters": sized(size)}}]
 
 
 OVER_AND_AT = [
@@ -116,6 +128,34 @@ OVER_AND_AT = [
         "guided_regex",
     ),
     (
+        "max_schema_bytes",
+        "chat",
+        {"tools": [*tools(1), *sized_tools(2049)]},
+        {"tools": [*tools(1), *sized_tools(2048)]},
+        "tools.1.function.parameters",
+    ),
+    (
+        "max_schema_bytes",
+        "chat",
+        {"tools": [*sized_tools(2040), *tools(2)], "tool_choice": "required"},
+        {"tools": [*sized_tools(1900), *tools(2)], "tool_choice": "required"},
+        "tools",
+    ),
+    (
+        "max_schema_bytes",
+        "complete",
+        {"guided_json": sized(2049)},
+        {"guided_json": sized(2048)},
+        "guided_json",
+    ),
+    (
+        "max_schema_bytes",
+        "chat",
+        {"json_schema": json.dumps({"const": "x" * 2048})},
+        {"json_schema": json.dumps({"const": "x" * 2000})},
+        "json_schema",
+    ),
+    (
         "max_guided_choices",
         "complete",
         {"guided_choice": list("abcdef")},
@@ -143,6 +183,47 @@ async def test_fields(client, engine, limit, api, over, at, param):
     assert engine.submitted == []
     response = await getattr(client, api)(**at)
     assert response.status_code == 200, response.text
+
+
+class Endless(dict[str, Any]):
+    """Nested for ever."""
+
+    def values(self) -> list[Any]:  # type: ignore[override]
+        return [Endless()]
+
+
+def test_depth_is_looked_at_no_farther_than_the_limit():
+    assert is_deeper(Endless(), 64)
+    assert not is_deeper(nested(6), 6)
+    assert is_deeper(nested(7), 6)
+    assert not is_deeper(1, 0)
+
+
+@pytest.mark.parametrize(
+    ("check", "fields"),
+    [
+        ("server.apis.shared.prompt.turn.check_tools", {"tools": tools(1)}),
+        ("server.apis.shared.grammar.prepare.prepare_constraint", {"guided_json": nested(2)}),
+        (
+            "server.apis.shared.grammar.prepare.prepared_tools",
+            {"tools": tools(1), "tool_choice": "required"},
+        ),
+    ],
+)
+async def test_schemas_are_walked_off_the_event_loop(client, monkeypatch, check, fields):
+    module, _, name = check.rpartition(".")
+    inner = getattr(importlib.import_module(module), name)
+    threads = []
+
+    def noted(*arguments: Any) -> Any:
+        threads.append(threading.current_thread())
+        return inner(*arguments)
+
+    monkeypatch.setattr(check, noted)
+    response = await client.chat(**fields)
+    assert response.status_code == 200, response.text
+    assert threads
+    assert threading.main_thread() not in threads
 
 
 async def test_schema_that_is_too_deep_to_parse(client):

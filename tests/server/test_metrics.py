@@ -9,9 +9,9 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from engine.async_engine import EngineState
 from engine.config import Config
-from engine.metrics import DrafterMetrics, EngineMetrics, Histogram
+from engine.figures import DrafterMetrics, EngineMetrics, Histogram
+from engine.serving.async_engine import EngineState
 from server import VERSION
 from server.app import create_app
 from tests.server.scripted_engine import ScriptedEngine

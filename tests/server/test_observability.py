@@ -13,8 +13,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from engine.config import Config
 from engine.request import SamplingDefaults
-from server.logs import ConsoleFormatter, JsonFormatter, RequestIdFilter, configure_logging
-from server.startup import log_ready
+from server.observability.logs import (
+    ConsoleFormatter,
+    JsonFormatter,
+    RequestIdFilter,
+    configure_logging,
+)
+from server.observability.start_summary import log_ready
 from tests.server.live_server import live_server
 from tests.server.scripted_engine import ScriptedEngine
 
@@ -44,7 +49,7 @@ def log(monkeypatch, log_format):
 
 
 def requests_in(lines):
-    return [line for line in lines if "server.observer" in line]
+    return [line for line in lines if "server.middleware.access_log" in line]
 
 
 async def test_one_line_a_request_with_its_id_and_without_content(client, log, log_format):
@@ -61,7 +66,7 @@ async def test_one_line_a_request_with_its_id_and_without_content(client, log, l
         assert record.pop("message").startswith("POST /v1/completions 200 in ")
         assert record == {
             "level": "info",
-            "logger": "server.observer",
+            "logger": "server.middleware.access_log",
             "request_id": "call-7",
             "event": "request",
             "method": "POST",
@@ -124,7 +129,7 @@ async def test_a_client_can_not_write_into_the_log(client, log):
     [line] = requests_in(log())
     assert "GET other 404" in line
     assert "ab" in line
-    assert "ERROR" not in line.split("server.observer")[0]
+    assert "ERROR" not in line.split("server.middleware.access_log")[0]
 
 
 def test_live_server_logs_no_address(app, log, capsys):
@@ -212,7 +217,9 @@ def test_start_up_summary(log, log_format):
         assert record["drafters"] == ["predicted", "ngram"]
         return
     head, *table = lines
-    assert head.endswith("server.startup: tiny/model is ready on http://127.0.0.1:8000")
+    assert head.endswith(
+        "server.observability.start_summary: tiny/model is ready on http://127.0.0.1:8000"
+    )
     rows = dict(line.strip().split("  ", 1) for line in table)
     rows = {name: value.strip() for name, value in rows.items()}
     assert rows["model"] == "TinyForCausalLM, 135M parameters, int8, 1.50 GiB"

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import openai
 import pytest
 
-from server.structured import ToolCalls, grammar_for_tools
+from engine.config import LimitsConfig
+from server.apis.shared.grammar.tool_calls import (
+    ForcedCall,
+    ToolCalls,
+    grammar_for_tools,
+    prepared_tools,
+)
 from tests.server.live_server import live_server
 from tests.server.scripted_engine import words
 
-HI = {"role": "user", "content": "Hi"}
-WEATHER = {
+HI: Any = {"role": "user", "content": "Hi"}
+WEATHER: Any = {
     "name": "weather",
     "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
 }
@@ -53,7 +61,8 @@ async def test_text_in_answer_to_functions(client):
 async def test_choice_of_a_function_is_forced(client, engine):
     await client.chat(functions=[WEATHER, NOW], function_call={"name": "now"})
     tools = [{"type": "function", "function": function} for function in (WEATHER, NOW)]
-    wanted = grammar_for_tools(ToolCalls(tools, "hermes", 1), "now")
+    calls = ToolCalls(tools, "hermes", 1, ForcedCall("now"))
+    wanted = grammar_for_tools(calls, prepared_tools(calls, LimitsConfig()))
     assert engine.submitted[0].grammar == wanted
     await client.chat(functions=[WEATHER], function_call="none")
     assert engine.submitted[1].source.options.tools == ()

@@ -315,7 +315,7 @@ def output(text, finish=None):
 
 def answer_format(template, prompt_end=b"", names=("f",)):
     return AnswerFormat.of(
-        template, prompt_end, tool_names=frozenset(names), max_calls=None, pieces=[]
+        template, prompt_end, tool_names=frozenset(names), max_calls=None, token_bytes=[]
     )
 
 

@@ -8,9 +8,9 @@ import httpx
 import pytest
 
 from engine.request import FinishReason
-from server import sse
-from server.schemas.common import ErrorDetail
-from server.sse import encode_event
+from server.apis.shared.http import sse
+from server.apis.shared.http.sse import encode_event
+from server.apis.shared.schema.error import ErrorDetail
 from tests.server.scripted_engine import Step, words
 
 

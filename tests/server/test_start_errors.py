@@ -17,7 +17,7 @@ from engine.config import Config
 from engine.kernels import native_available
 from engine.models import gguf
 from engine.models.source import ModelSourceError, resolve
-from server.load_errors import OUT_OF_MEMORY, load_failure
+from server.process.load_errors import OUT_OF_MEMORY, load_failure
 from tests.models.tiny_gguf import write_tiny_gguf
 from tests.server.test_cli import Served
 

@@ -15,7 +15,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from engine.config import Config, ConfigError, TracingConfig
 from engine.request import DraftUsage, FinishReason
 from server.app import create_app
-from server.tracing import ENDPOINT_VARIABLES, Tracing, make_tracing
+from server.observability.tracing import ENDPOINT_VARIABLES, Tracing, make_tracing
 from tests.server.conftest import Client, events_of
 from tests.server.scripted_engine import Step, words
 
@@ -207,8 +207,9 @@ def test_service_name_comes_from_the_environment(monkeypatch, exporter):
 
 def test_nothing_of_opentelemetry_is_imported_when_traces_are_off():
     script = (
-        "import sys, server.serve, server.tracing; from engine.config import TracingConfig; "
-        "assert server.tracing.make_tracing(TracingConfig()) is None; "
+        "import sys, server.process.serve, server.observability.tracing; "
+        "from engine.config import TracingConfig; "
+        "assert server.observability.tracing.make_tracing(TracingConfig()) is None; "
         "sys.exit(any(name.startswith('opentelemetry.sdk') for name in sys.modules))"
     )
     environment = {"PATH": ""}

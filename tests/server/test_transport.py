@@ -15,11 +15,12 @@ import pytest
 
 from engine.config import Config, ConfigError
 from engine.request import FinishReason
-from server import cli
 from server.app import create_app
-from server.catch_all import BrokenResponseError, CatchAllMiddleware
-from server.logs import configure_logging
-from server.tls import check_certificate
+from server.cli import serve
+from server.cli.main import main
+from server.middleware.catch_all import BrokenResponseError, CatchAllMiddleware
+from server.observability.logs import configure_logging
+from server.process.tls import check_certificate
 from tests.server.live_server import live_server
 from tests.server.scripted_engine import ScriptedEngine, Step, words
 from tests.server.test_admission import KEYS, make_client
@@ -110,9 +111,9 @@ class TestTls:
         ],
     )
     def test_start_errors_are_one_line(self, monkeypatch, capsys, flags, code, message):
-        monkeypatch.setattr(cli, "configure_logging", lambda *arguments: None)
-        monkeypatch.setattr(cli, "exit_on_stop_signals", lambda: None)
-        assert cli.main(["serve", "--port", "0", *flags]) == code
+        monkeypatch.setattr(serve, "configure_logging", lambda *arguments: None)
+        monkeypatch.setattr(serve, "exit_on_stop_signals", lambda: None)
+        assert main(["serve", "--port", "0", *flags]) == code
         error = capsys.readouterr().err
         assert error.startswith(f"slipstream: error: {message}")
         assert error.count("\n") == 1

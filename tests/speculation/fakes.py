@@ -11,17 +11,18 @@ import torch
 from engine.models.runner import ModelInfo
 from engine.plan import StepPlan
 from engine.request import ANSWER_NEXT, ChatOptions, RequestError
+from engine.text.byte_tokens import ByteTokens
 from tests.engine.mock_model import MockRunner
 
 END = b"<end>"
 
 
-class FakeTokenizer:
+class FakeTokenizer(ByteTokens):
     """Longest match first over given pieces; a byte-exact `TextTokenizer` without files."""
 
     def __init__(
         self,
-        pieces: Sequence[bytes],
+        token_bytes: Sequence[bytes],
         *,
         special_ids: Iterable[int] = (),
         end_id: int | None = None,
@@ -33,7 +34,7 @@ class FakeTokenizer:
             template: formatted with role and content for each message; None: no chat template;
                 an empty string: a template that refuses all messages.
         """
-        self.pieces = list(pieces)
+        self.token_bytes = list(token_bytes)
         self.end_of_text_id = end_id
         self.end_of_turn_id = end_of_turn_id
         self.eos_ids = frozenset(i for i in (end_id, end_of_turn_id) if i is not None)
@@ -41,7 +42,7 @@ class FakeTokenizer:
         self._template = template
         self._ids = {
             piece: token_id
-            for token_id, piece in reversed(list(enumerate(pieces)))
+            for token_id, piece in reversed(list(enumerate(token_bytes)))
             if piece and token_id not in self.special_ids
         }
         self._longest = max(map(len, self._ids))
@@ -63,7 +64,7 @@ class FakeTokenizer:
             else:
                 raise AssertionError(f"no piece for {data[at:]!r}")
             ids.append(token_id)
-            at += len(self.pieces[token_id])
+            at += len(self.token_bytes[token_id])
         return ids
 
     def encode_continuation(self, text: str) -> list[int] | None:
@@ -75,20 +76,6 @@ class FakeTokenizer:
         if not self._template:
             raise RequestError("this template refuses the messages", param="messages")
         return self.encode("".join(self._template.format(**message) for message in messages))
-
-    def bytes_of(self, ids: Iterable[int]) -> bytes:
-        return b"".join([self.pieces[i] for i in ids])
-
-    def decode(self, ids: Iterable[int]) -> str:
-        return self.bytes_of(i for i in ids if i not in self.special_ids).decode(errors="replace")
-
-    def index_at_byte(self, ids: Sequence[int], offset: int) -> int:
-        position = 0
-        for index, token_id in enumerate(ids):
-            if position >= offset:
-                return index if position == offset else -1
-            position += len(self.pieces[token_id])
-        return len(ids) if position == offset else -1
 
 
 class TableRunner:
@@ -108,7 +95,7 @@ class TableRunner:
         self.info = ModelInfo("Table", 0, len(table), 4096, "cpu", "float32", 8, 0, "mock", 1)
 
     def execute(self, plan: StepPlan) -> torch.Tensor:
-        rows = np.concatenate([s.token_ids[s.first_logit :] for s in plan.slices])
+        rows = np.concatenate([s.token_ids[s.first_logit :] for s in plan.chunks])
         return self._table[torch.from_numpy(rows).long()]
 
 
@@ -141,14 +128,14 @@ class TextRunner(MockRunner):
         self._alphabet = alphabet.encode()
         self._will = will
         self._wishes: dict[bytes, np.ndarray] = {}
-        size = vocab_size or len(tokenizer.pieces)
+        size = vocab_size or len(tokenizer.token_bytes)
         self.info = ModelInfo("Text", 0, size, 4096, "cpu", "float32", 8, 0, "mock", 1)
 
     def _logits(self, context: np.ndarray) -> np.ndarray:
         weights = np.arange(1, len(context) + 1) * 2654435761 + self._salt
         digest = int((context * weights).sum()) & 0xFFFFFFFF
         logits = np.random.default_rng(digest).normal(size=self.info.vocab_size)
-        pieces = self._tokenizer.pieces
+        pieces = self._tokenizer.token_bytes
         recent = b"".join(pieces[i] for i in context[-4:] if i < len(pieces))[-2:].rjust(2)
         if recent not in self._wishes:
             self._wishes[recent] = self._wish(self._continuation(recent, 4))
@@ -156,7 +143,7 @@ class TextRunner(MockRunner):
 
     def _wish(self, wanted: bytes) -> np.ndarray:
         wish = np.zeros(self.info.vocab_size)
-        for token_id, piece in enumerate(self._tokenizer.pieces):
+        for token_id, piece in enumerate(self._tokenizer.token_bytes):
             if token_id in self._tokenizer.eos_ids:
                 wish[token_id] = self._will if wanted.startswith(b"!") else -self._will
             elif piece and wanted.startswith(piece):

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from engine.draft.cost import CostModel
-from engine.draft.policy import Candidate, GoodputPolicy, Option
+from engine.draft.decision import DraftOption, DraftOutcome, RequestOptions
+from engine.draft.policy import GoodputPolicy
 
 PassCost = Callable[[int], float]
 """Seconds of a forward pass by its number of rows."""
@@ -60,9 +61,11 @@ class SimulatedServer:
         return Figures(tokens, seconds, plain, drafted / steps / count)
 
     def _step(self, acceptance: float) -> tuple[int, float, int]:
-        candidates = [Candidate(name, (Option("model", 24),), 1000) for name in self.requests]
-        choices = self.policy.choose(candidates, 0)
-        lengths = [choice.expected_length for choice in choices]
+        requests = [
+            RequestOptions(name, (DraftOption("model", 24),), 1000) for name in self.requests
+        ]
+        decisions = self.policy.choose(requests, 0)
+        lengths = [decision.expected_length for decision in decisions]
         seconds, depth = 0.0, 0
         while drafting := sum(length > depth for length in lengths):
             rows = drafting * (3 if depth == 0 else 1)
@@ -78,5 +81,5 @@ class SimulatedServer:
                 accepted += 1
             tokens += accepted + 1
             if length:
-                self.policy.record(name, "model", 0, length, accepted)
+                self.policy.record(DraftOutcome(name, "model", 0, length, accepted))
         return tokens, seconds + self._target(rows), sum(lengths)

@@ -16,12 +16,13 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
+from engine.draft.decision import PLAIN, DraftDecision, RequestOptions
 from engine.draft.draft_model import DraftModel
 from engine.draft.drafter import Drafter
 from engine.draft.ngram import NgramDrafter
-from engine.draft.policy import PLAIN, Candidate, Choice, FixedPolicy
+from engine.draft.policy import FixedPolicy
 from engine.draft.predicted import PredictedDrafter
-from engine.draft.same_vocabulary import ModelDrafter
+from engine.draft.same_vocabulary import SameVocabularyDrafter
 from engine.draft.universal import UniversalDrafter
 from engine.request import SpeculationParams, TextPrompt
 from tests.engine.helpers import make_core, make_request, run_all, tokens_of
@@ -47,9 +48,9 @@ PREDICTION = "ddddabdd"
 def chain(tokenizer: FakeTokenizer, noise: float, seed: int) -> np.ndarray:
     """Logits by last token that follow one character model, disturbed by some noise."""
     characters = np.random.default_rng(0).normal(size=(256, 256)) * 0.5
-    table = np.empty((len(tokenizer.pieces), len(tokenizer.pieces)))
-    for row, last in enumerate(tokenizer.pieces):
-        for column, piece in enumerate(tokenizer.pieces):
+    table = np.empty((len(tokenizer.token_bytes), len(tokenizer.token_bytes)))
+    for row, last in enumerate(tokenizer.token_bytes):
+        for column, piece in enumerate(tokenizer.token_bytes):
             text = last[-1:] + piece
             table[row, column] = sum(characters[a, b] for a, b in itertools.pairwise(text))
     return table + np.random.default_rng(seed).normal(size=table.shape) * noise
@@ -71,7 +72,7 @@ def draft_model(runner: TableRunner) -> DraftModel:
 
 
 def model() -> Drafter:
-    return ModelDrafter(draft_model(TableRunner(chain(TARGET, 0.8, 2))), TARGET, TARGET)
+    return SameVocabularyDrafter(draft_model(TableRunner(chain(TARGET, 0.8, 2))), TARGET, TARGET)
 
 
 def universal() -> Drafter:
@@ -104,16 +105,16 @@ class RandomPolicy(FixedPolicy):
         self._rng = random.Random(0)
         self._longest = length
 
-    def choose(self, candidates: Sequence[Candidate], other_rows: int) -> list[Choice]:
+    def choose(self, candidates: Sequence[RequestOptions], other_rows: int) -> list[DraftDecision]:
         return [self._choose(candidate) for candidate in candidates]
 
-    def _choose(self, candidate: Candidate) -> Choice:
+    def _choose(self, candidate: RequestOptions) -> DraftDecision:
         length = self._rng.randrange(self._longest + 1)
         if not length or not candidate.options:
             return PLAIN
         option = self._rng.choice(candidate.options)
         length = min(length, option.max_tokens)
-        return Choice(option.drafter, length, expected_length=length)
+        return DraftDecision(option.drafter, length, expected_length=length)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from engine.doctor.examine import examine, num_stages
 from engine.doctor.pair import ModelPair, load_pair
 from engine.doctor.report import Costs, Report
 from engine.request import ChatPrompt, TextPrompt
-from server.cli import main
+from server.cli.main import main
 from tests.tiny_models import sentences
 
 FLAT = {rows: 30.0 + rows for rows in range(1, 10)}
@@ -146,6 +146,7 @@ def test_a_model_is_its_own_perfect_draft(tiny_model_dir: Path) -> None:
         assert entry.rate > 0.99
 
 
+@pytest.mark.slow
 def test_another_tokenizer_is_drafted_universally(
     tiny_model_dir: Path, tiny_draft_dir: Path
 ) -> None:
@@ -163,6 +164,7 @@ def test_another_tokenizer_is_drafted_universally(
     json.dumps(found.as_json())
 
 
+@pytest.mark.slow
 def test_coupled_drafts_are_accepted_more_often_than_the_likeliest(
     tiny_model_dir: Path, tiny_sibling_dir: Path
 ) -> None:
@@ -196,6 +198,7 @@ def prompts(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_command_prints_tables_and_writes_json_and_plot(
     tiny_model_dir: Path,
     tiny_draft_dir: Path,

@@ -6,26 +6,30 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
+import torch
 
 from engine.config import Config
-from engine.draft.draft_model import DraftModel, DraftWish
+from engine.draft.draft_model import DraftLimits, DraftModel
+from engine.draft.draft_prompt import encode_draft_prompt
 from engine.draft.drafter import Drafter, DraftRequest
 from engine.draft.ngram import NgramDrafter, SharedTexts
 from engine.draft.predicted import PredictedDrafter
+from engine.draft.reencoding import continuation_of, encode_behind, split_whole_characters
 from engine.draft.same_vocabulary import (
-    ModelDrafter,
+    SameVocabularyDrafter,
     VocabularyMismatchError,
     check_same_vocabulary,
 )
 from engine.draft.suffix_index import SuffixIndex
-from engine.draft.text_sync import continuation_of, encode_behind, split_whole_characters
-from engine.draft.token_index import TokenIndex
-from engine.draft.universal import UniversalDrafter, encode_prompt
+from engine.draft.token_index import ContinuationIndex, TokenIndex, suffixes
+from engine.draft.universal import UniversalDrafter
+from engine.plan import StepPlan
 from engine.preparation import Preparation
 from engine.request import ChatPrompt, SpeculationParams, TextPrompt
-from engine.sampling.coupling import CoupledChooser
-from engine.sequence import TokenSequence
+from engine.sampling.coupling import CoupledSampler, InvalidDraftLogitsError
+from engine.scheduling.sequence import TokenSequence
 from engine.text.alignment import aligned_ids, overlap
 from tests.engine.helpers import make_request, run_all, tokens_of
 from tests.speculation.fakes import FakeTokenizer, TextRunner
@@ -155,12 +159,12 @@ class TestNgram:
         assert self.draft("abcabc", length=9) == "abcabcabc"
         assert self.draft("x: aaaa", length=5) == "aaaaa"
 
-    def test_grade_is_the_length_of_the_match(self) -> None:
+    def test_acceptance_class_is_the_length_of_the_match(self) -> None:
         drafter = NgramDrafter(min_match=2, max_match=4)
-        for prompt, grade in (("abX ab", 2), ("abcdeX abcde", 4)):
+        for prompt, acceptance_class in (("abX ab", 2), ("abcdeX abcde", 4)):
             sequence = prepared(drafter, sequence_of(letters(prompt), name=prompt))
             (draft,) = drafter.propose([DraftRequest(sequence, 4)])
-            assert draft.grade == grade
+            assert draft.acceptance_class == acceptance_class
 
     def test_index_grows_with_the_output(self) -> None:
         drafter = NgramDrafter(min_match=2, max_match=4)
@@ -179,7 +183,7 @@ class TestNgram:
                 return super().__getitem__(key)
 
         tokens = Watched(letters("the quick brown fox jumps over the lazy dog " * 20))
-        index = SuffixIndex(2, 4, TokenIndex(tokens, range(2, 5)))
+        index = SuffixIndex(2, 4, ContinuationIndex(tokens, range(2, 5)))
         tokens.lowest_read, length = 10**9, len(tokens)
         tokens.extend(letters("again"))
         index.extend(tokens)
@@ -194,7 +198,7 @@ class TestSharedTexts:
 
     def add(self, shared: SharedTexts, name: str, words: str) -> None:
         token_ids = letters(words)
-        shared.add(name, token_ids, SuffixIndex(2, 4, TokenIndex(token_ids, range(2, 5))))
+        shared.add(name, token_ids, SuffixIndex(2, 4, ContinuationIndex(token_ids, range(2, 5))))
 
     def finish(self, drafter: NgramDrafter, name: str, words: str) -> None:
         drafter.prepare([prepared(drafter, sequence_of(letters(words), name=name))])
@@ -236,7 +240,7 @@ class TestSharedTexts:
         self.add(shared, "a", "0123456789abcdefghij")
         assert not shared._texts
         self.add(shared, "b", "01234567")
-        assert shared.find(letters("45")) is not None
+        assert shared.find(suffixes(letters("45"), range(2, 5))) is not None
 
     def test_a_request_that_is_added_again_replaces_its_text(self) -> None:
         """A drafter that fails forgets its requests in the middle, and once more at their end."""
@@ -245,24 +249,24 @@ class TestSharedTexts:
             self.add(shared, "same", "0123456789abcdefghij"[:end])
         self.add(shared, "other", "klmnopqr")
         assert list(shared._texts) == ["same", "other"]
-        assert shared.find(letters("gh")) is not None
+        assert shared.find(suffixes(letters("gh"), range(2, 5))) is not None
 
 
 class TestSameVocabulary:
     def test_padding_makes_no_difference(self) -> None:
-        padded = FakeTokenizer([*LETTER_TOKENIZER.pieces, b"", b"", b""])
+        padded = FakeTokenizer([*LETTER_TOKENIZER.token_bytes, b"", b"", b""])
         check_same_vocabulary(padded, LETTER_TOKENIZER)
         check_same_vocabulary(LETTER_TOKENIZER, padded)
 
     def test_same_size_but_other_tokens_is_refused_with_the_first_difference(self) -> None:
-        pieces = list(LETTER_TOKENIZER.pieces)
+        pieces = list(LETTER_TOKENIZER.token_bytes)
         pieces[40], pieces[41] = pieces[41], pieces[40]
         swapped = FakeTokenizer(pieces)
         with pytest.raises(VocabularyMismatchError, match=r"token 40 is b'I'.* b'H'"):
-            ModelDrafter(draft_model(TARGET, LETTERS), swapped, LETTER_TOKENIZER)
+            SameVocabularyDrafter(draft_model(TARGET, LETTERS), swapped, LETTER_TOKENIZER)
 
     def test_more_tokens_that_mean_something_are_refused(self) -> None:
-        longer = FakeTokenizer([*LETTER_TOKENIZER.pieces, b"", b"extra"])
+        longer = FakeTokenizer([*LETTER_TOKENIZER.token_bytes, b"", b"extra"])
         with pytest.raises(VocabularyMismatchError, match="97 tokens, the other 95"):
             check_same_vocabulary(longer, LETTER_TOKENIZER)
 
@@ -333,11 +337,11 @@ class TestAlignment:
         ids = aligned_ids(DRAFT, TARGET)
         for draft_id, target_id in enumerate(ids):
             if target_id is not None:
-                assert DRAFT.pieces[draft_id] == TARGET.pieces[target_id]
-        unmatched = {DRAFT.pieces[i] for i, target_id in enumerate(ids) if target_id is None}
-        assert unmatched == {p for p in DRAFT.pieces if p not in TARGET.pieces}
-        shared = len(set(DRAFT.pieces) & set(TARGET.pieces))
-        assert overlap(DRAFT, TARGET) == shared / len(DRAFT.pieces)
+                assert DRAFT.token_bytes[draft_id] == TARGET.token_bytes[target_id]
+        unmatched = {DRAFT.token_bytes[i] for i, target_id in enumerate(ids) if target_id is None}
+        assert unmatched == {p for p in DRAFT.token_bytes if p not in TARGET.token_bytes}
+        shared = len(set(DRAFT.token_bytes) & set(TARGET.token_bytes))
+        assert overlap(DRAFT, TARGET) == shared / len(DRAFT.token_bytes)
 
     def test_ends_match_each_other_whatever_they_are_written_as(self) -> None:
         ours = FakeTokenizer([b"a", b"</s>", b"<eot>"], end_id=1, end_of_turn_id=2)
@@ -358,9 +362,9 @@ class ScriptedModel(DraftModel):
         self.script = list(script)
         self.contexts: list[list[int]] = []
 
-    def draft(self, requests: Any, wishes: Sequence[DraftWish], *_: Any) -> list[list[int]]:
+    def draft(self, requests: Any, limits: Sequence[DraftLimits], *_: Any) -> list[list[int]]:
         self.contexts = [list(tokens.token_ids) for tokens in requests]
-        drafted = [self.script[: wish.length] for wish in wishes]
+        drafted = [self.script[: limit.max_tokens] for limit in limits]
         for tokens, ids in zip(requests, drafted, strict=True):
             tokens.token_ids.extend(ids)
         return drafted
@@ -463,7 +467,7 @@ class TestUniversal:
     def test_chat_goes_through_the_drafts_own_template(self) -> None:
         chat = ChatPrompt(({"role": "user", "content": "hi"},))
         own = FakeTokenizer(BYTES, template="[{role}] {content}")
-        assert bytes(encode_prompt(chat, own)) == b"[user] hi"
+        assert bytes(encode_draft_prompt(chat, own)) == b"[user] hi"
 
     @pytest.mark.parametrize("template", [None, ""], ids=["no template", "refused"])
     def test_plain_conversation_where_the_template_does_not_serve(
@@ -471,7 +475,7 @@ class TestUniversal:
     ) -> None:
         chat = ChatPrompt(({"role": "user", "content": "hi"},))
         other = FakeTokenizer(BYTES, template=template)
-        assert bytes(encode_prompt(chat, other)) == b"user: hi\n\nassistant: "
+        assert bytes(encode_draft_prompt(chat, other)) == b"user: hi\n\nassistant: "
 
     def test_prompt_with_ids_the_draft_model_lacks_gets_no_drafts(self) -> None:
         """An added token beyond the embedding, as Gemma's tokenizer has one."""
@@ -483,8 +487,8 @@ class TestUniversal:
         assert not drafter.can_draft(sequence)
 
 
-def chooser(sequence: TokenSequence) -> CoupledChooser:
-    return CoupledChooser([sequence])
+def sampler(sequence: TokenSequence) -> CoupledSampler:
+    return CoupledSampler([sequence])
 
 
 class TestDraftModel:
@@ -494,35 +498,35 @@ class TestDraftModel:
 
     def continue_(self, model: DraftModel, tokens: Any, length: int = 4) -> list[int]:
         sequence = sequence_of(tokens.token_ids)
-        (drafted,) = model.draft([tokens], [DraftWish(length)], chooser(sequence), frozenset())
+        (drafted,) = model.draft([tokens], [DraftLimits(length)], sampler(sequence), frozenset())
         return drafted
 
     def rows(self, runner: RecordingRunner) -> int:
-        return runner.last_slices[""].num_tokens
+        return runner.last_chunks[""].num_tokens
 
     def test_equal_prefixes_are_computed_once(self) -> None:
         model, runner = self.model()
         prompt = TARGET.encode("abcdefgh" * 2 + "aceg")
-        first = model.start(model.read(prompt))
+        first = model.start(model.prepare_prompt(prompt))
         answer = self.continue_(model, first, 1)
         assert self.rows(runner) == len(prompt)
-        second = model.start(model.read(prompt))
+        second = model.start(model.prepare_prompt(prompt))
         assert self.continue_(model, second, 1) == answer
         assert self.rows(runner) <= runner.block_size
-        model.drop(first)
-        model.drop(second)
+        model.free(first)
+        model.free(second)
         assert model.pool.num_free == model.pool.num_blocks
-        assert model.start(model.read(prompt)).num_computed > 0
+        assert model.start(model.prepare_prompt(prompt)).num_computed > 0
 
     def test_rewriting_keeps_what_stays_the_same(self) -> None:
         model, _ = self.model()
-        tokens = model.start(model.read(TARGET.encode("abab")))
+        tokens = model.start(model.prepare_prompt(TARGET.encode("abab")))
         drafted = self.continue_(model, tokens)
         length = len(tokens.token_ids)
         kept = tokens.token_ids[:-2]
         tokens.rewrite(0, [*kept, drafted[0]])
         assert tokens.num_computed >= len(kept) - 1
-        assert tokens.num_missing <= 2
+        assert tokens.num_uncomputed_tokens <= 2
         self.continue_(model, tokens, 1)
         assert len(tokens.token_ids) == length
 
@@ -532,8 +536,8 @@ class TestDraftModel:
         alone = []
         for prompt in prompts:
             fresh, _ = self.model()
-            alone.append(self.continue_(fresh, fresh.start(fresh.read(prompt))))
-        holders = [model.start(model.read(prompt)) for prompt in prompts]
+            alone.append(self.continue_(fresh, fresh.start(fresh.prepare_prompt(prompt))))
+        holders = [model.start(model.prepare_prompt(prompt)) for prompt in prompts]
         first_time = [self.continue_(model, holder) for holder in holders]
         assert first_time == alone
         assert not holders[0].block_ids
@@ -547,21 +551,21 @@ class TestDraftModel:
     def test_no_draft_when_the_others_of_the_step_need_the_blocks(self) -> None:
         model, _ = self.model(num_blocks=8)
         prompts = [TARGET.encode(letter * 20) for letter in "abc"]
-        holders = [model.start(model.read(prompt)) for prompt in prompts]
+        holders = [model.start(model.prepare_prompt(prompt)) for prompt in prompts]
         sequences = [sequence_of(prompt) for prompt in prompts]
-        drafted = model.draft(holders, [DraftWish(4)] * 3, CoupledChooser(sequences), frozenset())
+        drafted = model.draft(holders, [DraftLimits(4)] * 3, CoupledSampler(sequences), frozenset())
         assert [len(ids) for ids in drafted] == [4, 0, 0]
         model.pool.check_integrity()
 
     def test_long_prompts_are_caught_up_with_over_several_steps(self) -> None:
         model, runner = self.model(max_step_tokens=8)
         prompt = TARGET.encode("ah" * 16)
-        tokens = model.start(model.read(prompt))
-        assert model.exceeds_step(tokens)
+        tokens = model.start(model.prepare_prompt(prompt))
+        assert model.needs_prefill(tokens)
         assert self.continue_(model, tokens) == []
         passes = 0
-        while model.exceeds_step(tokens):
-            model.catch_up([tokens])
+        while model.needs_prefill(tokens):
+            model.prefill([tokens])
             assert self.rows(runner) <= 8
             passes += 1
         assert passes == -(-len(prompt) // 8) - 1
@@ -570,18 +574,52 @@ class TestDraftModel:
     def test_drafting_stops_at_a_stop_token_and_below_the_certainty(self) -> None:
         model, _ = self.model()
         prompt = TARGET.encode("abab")
-        free = self.continue_(model, model.start(model.read(prompt)), 6)
-        tokens, sequence = model.start(model.read(prompt)), sequence_of(prompt)
-        wishes = [DraftWish(6)]
-        (stopped,) = model.draft([tokens], wishes, chooser(sequence), frozenset({free[2]}))
+        free = self.continue_(model, model.start(model.prepare_prompt(prompt)), 6)
+        tokens, sequence = model.start(model.prepare_prompt(prompt)), sequence_of(prompt)
+        limits = [DraftLimits(6)]
+        (stopped,) = model.draft([tokens], limits, sampler(sequence), frozenset({free[2]}))
         assert stopped == free[: free.index(free[2]) + 1]
         (unsure,) = model.draft(
-            [model.start(model.read(prompt))],
-            [DraftWish(6, least_certainty=1.1)],
-            chooser(sequence),
+            [model.start(model.prepare_prompt(prompt))],
+            [DraftLimits(6, min_confidence=1.1)],
+            sampler(sequence),
             frozenset(),
         )
         assert unsure == free[:1]
+
+    def test_blocks_behind_invalid_logits_are_reused_by_nobody(self) -> None:
+        """A NaN of one request stays its own: the others' drafts are from clean blocks."""
+        model, runner = self.model()
+        prompts = [TARGET.encode("abcdefgh" * 2), TARGET.encode("hgfedcba" * 2)]
+        clean = [
+            self.continue_(model, model.start(model.prepare_prompt(prompt))) for prompt in prompts
+        ]
+        spoilt, spared = (TARGET.encode(text * 2) for text in ("aceg" * 2, "gaca" * 2))
+        execute = runner.execute
+
+        def spoil(plan: StepPlan) -> torch.Tensor:
+            logits = execute(plan)
+            logits[0, 3] = torch.nan
+            return logits
+
+        holders = [model.start(model.prepare_prompt(prompt)) for prompt in (spoilt, spared)]
+        model.prefill(holders)
+        assert all(holder.num_published for holder in holders)
+        runner.execute = spoil  # type: ignore[method-assign]
+        sequences = [sequence_of(prompt) for prompt in (spoilt, spared)]
+        with pytest.raises(InvalidDraftLogitsError, match="invalid logits") as raised:
+            model.draft(holders, [DraftLimits(4)] * 2, CoupledSampler(sequences), frozenset())
+        assert raised.value.rows == (0,)
+        for holder in holders:
+            model.free(holder)
+        model.pool.check_integrity()
+        runner.execute = execute  # type: ignore[method-assign]
+        cached = [model.start(model.prepare_prompt(p)).num_computed > 0 for p in (spoilt, spared)]
+        assert cached == [False, True]
+        for prompt, expected in zip(prompts, clean, strict=True):
+            tokens = model.start(model.prepare_prompt(prompt))
+            assert tokens.num_computed > 0, "what others computed still is"
+            assert self.continue_(model, tokens) == expected
 
     def test_context_is_bounded_by_the_model_and_by_memory(self) -> None:
         model, _ = self.model()
@@ -590,12 +628,12 @@ class TestDraftModel:
         assert (small.has_room(16), small.has_room(17)) == (True, False)
 
 
-class TestModelDrafter:
+class TestSameVocabularyDrafter:
     def test_ids_that_only_the_target_has_end_drafting(self) -> None:
         """A padded target may be given, or sample, an id that the draft has no embedding for."""
-        drafter = ModelDrafter(draft_model(TARGET, LETTERS), TARGET, TARGET)
+        drafter = SameVocabularyDrafter(draft_model(TARGET, LETTERS), TARGET, TARGET)
         good = sequence_of(TARGET.encode("abab"), name="good")
-        bad = sequence_of([*TARGET.encode("abab"), len(TARGET.pieces) + 7], name="bad")
+        bad = sequence_of([*TARGET.encode("abab"), len(TARGET.token_bytes) + 7], name="bad")
         for sequence in (good, bad):
             prepared(drafter, sequence)
         drafts = drafter.propose([DraftRequest(bad, 4), DraftRequest(good, 4)])
@@ -603,7 +641,7 @@ class TestModelDrafter:
         assert len(drafts[1].token_ids) == 4
         assert not drafter.can_draft(bad)
         assert drafter.can_draft(good)
-        good.token_ids.append(len(TARGET.pieces))
+        good.token_ids.append(len(TARGET.token_bytes))
         assert propose(drafter, good) == []
         for name in ("good", "bad"):
             drafter.forget(name)
@@ -662,3 +700,18 @@ class TestLossyAcceptance:
         for steps in outputs.values():
             for entry in (entry for step in steps for entry in step.logprobs):
                 assert entry.token_id in {token_id for token_id, _, _ in entry.top}
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1, 2, 3, 50, 400, 5000])
+def test_indexes_find_what_a_scan_finds(num_tokens: int) -> None:
+    rng = np.random.default_rng(num_tokens)
+    text = rng.integers(0, 4, num_tokens).tolist()
+    every, last = (index(text, range(2, 9)) for index in (TokenIndex, ContinuationIndex))
+    for _ in range(30):
+        query = rng.integers(0, 4, 10).tolist()
+        for ngram in suffixes(query, range(2, 9)):
+            length, wanted = len(ngram.token_ids), list(ngram.token_ids)
+            assert wanted == query[-length:]
+            ends = [e for e in range(length, num_tokens + 1) if text[e - length : e] == wanted]
+            assert every.ends(ngram).tolist() == ends
+            assert last.find(ngram) == max((e for e in ends if e < num_tokens), default=None)

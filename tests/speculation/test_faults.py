@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 
 import pytest
 
-from engine.draft.drafter import Draft, DraftRequest
+from engine.draft.drafter import Draft, DraftRequest, FreeDrafter
 from engine.draft.faults import DrafterFaults
 from engine.draft.policy import FixedPolicy
 from engine.draft.speculator import Speculator
-from engine.request import GenerationRequest
-from engine.sequence import TokenSequence
 from tests.engine.helpers import make_core, make_request, run_all, tokens_of
 from tests.engine.mock_model import MockRunner
 from tests.engine.test_core import ngram
@@ -26,33 +23,20 @@ class Clock:
         return self.now
 
 
-class SickDrafter:
+class SickDrafter(FreeDrafter):
     """Raises while it is ill; else proposes the last token once more."""
 
     name = "sick"
-    cost = None
 
     def __init__(self) -> None:
         self.is_ill = True
         self.num_asked = 0
 
-    def warm_up(self) -> None: ...
-
-    def preprocess(self, request: GenerationRequest, prediction_ids: Sequence[int]) -> None: ...
-
-    def backlog(self, sequence: TokenSequence) -> int:
-        return 0
-
-    def can_draft(self, sequence: TokenSequence) -> bool:
-        return True
-
-    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+    def propose_one(self, request: DraftRequest) -> Draft:
         self.num_asked += 1
         if self.is_ill:
             raise OSError("the weights are gone")
-        return [Draft((r.sequence.token_ids[-1],)) for r in requests]
-
-    def prepare(self, sequences: Sequence[TokenSequence]) -> None: ...
+        return Draft((request.sequence.token_ids[-1],))
 
     def forget(self, request_id: str) -> None:
         if self.is_ill:
@@ -60,8 +44,7 @@ class SickDrafter:
 
 
 def run(core_drafters: list[SickDrafter], clock: Clock) -> tuple[Speculator, list[int]]:
-    core = make_core(MockRunner(), drafters=core_drafters)
-    core.speculator = Speculator(core_drafters, FixedPolicy(5), clock=clock)
+    core = make_core(MockRunner(), drafters=core_drafters, drafter_clock=clock)
     return core.speculator, tokens_of(
         run_all(core, [make_request([1, 2], "a", max_tokens=40)])["a"]
     )
@@ -89,8 +72,7 @@ def test_drafter_that_fails_for_good_is_put_aside_and_told_of(
 
 def test_drafter_that_recovers_is_used_again() -> None:
     drafter, clock = SickDrafter(), Clock()
-    core = make_core(MockRunner(), drafters=[drafter])
-    core.speculator = Speculator([drafter], FixedPolicy(5), clock=clock)
+    core = make_core(MockRunner(), drafters=[drafter], drafter_clock=clock)
     core.add(make_request([1, 2], "a", max_tokens=60))
     tokens = []
     for step in range(60):
@@ -117,15 +99,15 @@ def test_rests_grow_and_end() -> None:
     rests = []
     for _ in range(12):
         assert not faults.rests("d")
-        faults.note("d", RuntimeError())
+        faults.record_failure("d", RuntimeError())
         began = clock.now
         while faults.rests("d"):
             clock.now += 0.5
         rests.append(clock.now - began)
     assert rests == [0, 0, 1, 2, 4, 8, 16, 32, 60, 60, 60, 60]
-    faults.clear("d")
+    faults.record_success("d")
     assert faults.works("d")
-    faults.note("d", RuntimeError())
+    faults.record_failure("d", RuntimeError())
     assert not faults.rests("d"), "a single failure is no reason to rest"
 
 

@@ -281,7 +281,7 @@ def test_draft_model_that_fails_in_mid_draft_and_recovers(drafting: str) -> None
 @pytest.mark.parametrize("drafting", ["model", "universal"])
 def test_draft_model_with_a_padded_vocabulary(drafting: str) -> None:
     """Ids that have logits but no token: at a high temperature the draft samples them."""
-    core = make_engine(drafting, vocab_size=len(TARGET.pieces) + 400)
+    core = make_engine(drafting, vocab_size=len(TARGET.token_bytes) + 400)
     check(drafting, make_requests(temperature=1.5), core=core)
     assert failures(core) == 0
 

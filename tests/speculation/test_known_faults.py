@@ -14,10 +14,9 @@ import torch
 import engine.models.memory
 from engine.build import load_parts
 from engine.config import Config, ConfigError, KvConfig
-from engine.draft.drafter import Draft, DraftRequest
+from engine.draft.drafter import Draft, DraftRequest, FreeDrafter
 from engine.models.torch_runner import TorchRunner
 from engine.request import FinishReason, GenerationRequest
-from engine.sequence import TokenSequence
 from tests.engine.helpers import run_all, text_of, tokens_of
 from tests.speculation.simulated_server import SimulatedServer, memory_bound
 from tests.speculation.text_engine import (
@@ -40,11 +39,10 @@ SPECULATING = [drafting for drafting in DRAFTINGS if drafting != "predicted"]
 speculating = pytest.mark.parametrize("drafting", SPECULATING)
 
 
-class ScriptedDrafter:
+class ScriptedDrafter(FreeDrafter):
     """Proposes what it is told, whatever the target thinks of it."""
 
     name = "scripted"
-    cost = None
 
     def __init__(
         self, script: Sequence[int], *, behind: dict[str, list[int]] | None = None
@@ -57,27 +55,11 @@ class ScriptedDrafter:
         self._behind = behind or {}
         self.num_proposed = 0
 
-    def warm_up(self) -> None: ...
-
-    def preprocess(self, request: GenerationRequest, prediction_ids: Sequence[int]) -> None: ...
-
-    def backlog(self, sequence: TokenSequence) -> int:
-        return 0
-
-    def can_draft(self, sequence: TokenSequence) -> bool:
-        return True
-
-    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        return [Draft(self._propose(r.sequence)[: r.max_tokens]) for r in requests]
-
-    def _propose(self, sequence: TokenSequence) -> tuple[int, ...]:
+    def propose_one(self, request: DraftRequest) -> Draft:
         self.num_proposed += 1
+        sequence = request.sequence
         rest = self._behind.get(sequence.request_id, [])[sequence.num_output :]
-        return (*rest, *self._script)
-
-    def prepare(self, sequences: Sequence[TokenSequence]) -> None: ...
-
-    def forget(self, request_id: str) -> None: ...
+        return Draft((*rest, *self._script)[: request.max_tokens])
 
 
 def plain_tokens(

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from engine.draft.drafter import Draft, DraftRequest
-from engine.request import GenerationRequest, GrammarSpec, SamplingParams, SpeculationParams
+from engine.draft.drafter import Draft, DraftRequest, FreeDrafter
+from engine.request import GrammarSpec, SamplingParams, SpeculationParams
 from engine.sampling.restrict import likeliest
-from engine.sequence import TokenSequence
 from tests.engine.helpers import byte_tokenizer, make_core, make_request, run_all, tokens_of
 from tests.engine.mock_model import VOCAB_SIZE, MockRunner
 from tests.structured.engines import make_engine, structured, tokenizer
@@ -22,31 +20,16 @@ ANY = VOCAB_SIZE
 """Any token is likely enough, so only what the target may not sample is refused."""
 
 
-class StubbornDrafter:
+class StubbornDrafter(FreeDrafter):
     """Proposes one token, again and again."""
 
     name = "stubborn"
-    cost = None
 
     def __init__(self, token_id: int) -> None:
         self._token_id = token_id
 
-    def warm_up(self) -> None: ...
-
-    def preprocess(self, request: GenerationRequest, prediction_ids: Sequence[int]) -> None: ...
-
-    def backlog(self, sequence: TokenSequence) -> int:
-        return 0
-
-    def can_draft(self, sequence: TokenSequence) -> bool:
-        return True
-
-    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        return [Draft((self._token_id,) * request.max_tokens) for request in requests]
-
-    def prepare(self, sequences: Sequence[TokenSequence]) -> None: ...
-
-    def forget(self, request_id: str) -> None: ...
+    def propose_one(self, request: DraftRequest) -> Draft:
+        return Draft((self._token_id,) * request.max_tokens)
 
 
 def generate(drafted: int, accept: int = ANY, **params: Any) -> tuple[list[int], int]:

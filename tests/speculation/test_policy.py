@@ -1,8 +1,8 @@
-"""The goodput policy's choices, where its surroundings change but its drafts don't."""
+"""The goodput policy's decisions, where its surroundings change but its drafts don't."""
 
 from __future__ import annotations
 
-from engine.draft.policy import Candidate, Option
+from engine.draft.decision import DraftOption, RequestOptions
 from tests.speculation.simulated_server import SimulatedServer
 
 
@@ -11,8 +11,8 @@ def compute_bound(rows: int) -> float:
 
 
 def drafted(server: SimulatedServer, *, prompt_rows: int) -> int:
-    candidates = [Candidate(name, (Option("model", 24),), 1000) for name in server.requests]
-    return sum(choice.expected_length for choice in server.policy.choose(candidates, prompt_rows))
+    requests = [RequestOptions(name, (DraftOption("model", 24),), 1000) for name in server.requests]
+    return sum(decision.expected_length for decision in server.policy.choose(requests, prompt_rows))
 
 
 def test_prompt_rows_in_a_step_make_time_no_cheaper() -> None:
@@ -34,7 +34,7 @@ def test_one_request_drafts_beside_prompt_rows_as_it_does_without() -> None:
 
 
 def wants_prepared(server: SimulatedServer, *, num_running: int) -> bool:
-    prompt = Candidate("new", (Option("model", 24, backlog=150),), 64)
+    prompt = RequestOptions("new", (DraftOption("model", 24, num_uncomputed_tokens=150),), 64)
     (wanted,) = server.policy.wants_prepared([prompt], num_running)
     return wanted
 

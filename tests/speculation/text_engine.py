@@ -11,17 +11,14 @@ import torch
 
 from engine.core import EngineCore
 from engine.draft.draft_model import DraftModel
-from engine.draft.drafter import Draft, Drafter, DraftRequest
-from engine.draft.ngram import NgramDrafter
+from engine.draft.drafter import Draft, Drafter, DrafterWrapper, DraftRequest
 from engine.draft.policy import FixedPolicy, GoodputPolicy, Policy
-from engine.draft.predicted import PredictedDrafter
-from engine.draft.same_vocabulary import ModelDrafter
-from engine.draft.universal import UniversalDrafter
-from engine.plan import Slice, StepPlan
+from engine.draft.table import DRAFTERS, DraftModelKey
+from engine.plan import Chunk, StepPlan
 from engine.request import ChatPrompt, GenerationRequest, RequestOutput, TextPrompt
-from engine.sequence import TokenSequence
 from tests.engine.helpers import make_core, make_request, tokens_of
 from tests.speculation.fakes import END, FakeTokenizer, TextRunner
+from tests.speculation.from_table import make_from_table
 
 LETTERS = "abcdefgh"
 ENDING = LETTERS + "!"
@@ -38,7 +35,9 @@ def _tokenizer(words: str, template: str) -> FakeTokenizer:
 TARGET = _tokenizer("ab bc cd de ef fg gh ha ce eg ace gac", "=={content}=")
 DRAFT = _tokenizer("ba cb dc abc def ge hg ah ca bcd fgh ec", "{content}=")
 
-DRAFTINGS = ["ngram", "predicted", "model", "universal", "fixed", "auto"]
+NAMES = [name for name in DRAFTERS if name != "grammar"]
+"""No request here has a grammar; those that have are in tests/structured."""
+DRAFTINGS = [*NAMES, "fixed", "auto"]
 
 
 class RecordingRunner(TextRunner):
@@ -46,46 +45,26 @@ class RecordingRunner(TextRunner):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.last_slices: dict[str, Slice] = {}
+        self.last_chunks: dict[str, Chunk] = {}
 
     def execute(self, plan: StepPlan) -> torch.Tensor:
-        self.last_slices.update({piece.request_id: piece for piece in plan.slices})
+        self.last_chunks.update({chunk.request_id: chunk for chunk in plan.chunks})
         return super().execute(plan)
 
 
-class FlakyDrafter:
+class FlakyDrafter(DrafterWrapper):
     """Another drafter that raises at some calls, after it has done its work."""
 
     def __init__(self, inner: Drafter, fails_at: Callable[[int], bool]) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._fails_at = fails_at
         self._calls = itertools.count()
-        self.name = inner.name
-        self.cost = inner.cost
-
-    def warm_up(self) -> None:
-        self._inner.warm_up()
-
-    def preprocess(self, request: GenerationRequest, prediction_ids: Sequence[int]) -> Any:
-        return self._inner.preprocess(request, prediction_ids)
-
-    def backlog(self, sequence: TokenSequence) -> int:
-        return self._inner.backlog(sequence)
-
-    def can_draft(self, sequence: TokenSequence) -> bool:
-        return self._inner.can_draft(sequence)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        drafts = self._inner.propose(requests)
+        drafts = super().propose(requests)
         if self._fails_at(next(self._calls)):
             raise RuntimeError("the drafter is out of order")
         return drafts
-
-    def prepare(self, sequences: Sequence[TokenSequence]) -> None:
-        self._inner.prepare(sequences)
-
-    def forget(self, request_id: str) -> None:
-        self._inner.forget(request_id)
 
 
 def draft_model(
@@ -102,16 +81,13 @@ def draft_model(
 
 def make_drafters(drafting: str, alphabet: str, **options: Any) -> list[Drafter]:
     """One drafter by name, or all of them for "fixed" and "auto"; options go to the models."""
-    makers: dict[str, Callable[[], Drafter]] = {
-        "predicted": lambda: PredictedDrafter(),
-        "ngram": lambda: NgramDrafter(min_match=2, max_match=4),
-        "model": lambda: ModelDrafter(draft_model(TARGET, alphabet, **options), TARGET, TARGET),
-        "universal": lambda: UniversalDrafter(
-            draft_model(DRAFT, alphabet, **options), DRAFT, TARGET
-        ),
-    }
-    names = list(makers) if drafting in ("fixed", "auto") else [drafting]
-    return [makers[name]() for name in names]
+    names = NAMES if drafting in ("fixed", "auto") else [drafting]
+
+    def load(key: DraftModelKey) -> tuple[DraftModel, FakeTokenizer]:
+        tokenizer = TARGET if key == "model_draft" else DRAFT
+        return draft_model(tokenizer, alphabet, **options), tokenizer
+
+    return make_from_table(names, TARGET, load)
 
 
 def make_engine(
@@ -166,8 +142,8 @@ def ended_inside_draft(core: EngineCore, outputs: dict[str, list[RequestOutput]]
     assert isinstance(runner, RecordingRunner)
     names = []
     for name, steps in outputs.items():
-        piece, last = runner.last_slices[name], list(steps[-1].token_ids)
-        draft = piece.token_ids[piece.num_tokens - piece.num_draft :].tolist()
+        chunk, last = runner.last_chunks[name], list(steps[-1].token_ids)
+        draft = chunk.token_ids[chunk.num_tokens - chunk.num_draft :].tolist()
         if last and draft[: len(last)] == last:
             names.append(name)
     return names

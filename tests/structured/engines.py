@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,25 +13,22 @@ import numpy as np
 from engine.core import EngineCore
 from engine.draft.draft_model import DraftModel
 from engine.draft.drafter import Drafter
-from engine.draft.forced import ForcedDrafter
-from engine.draft.ngram import NgramDrafter
 from engine.draft.policy import FixedPolicy, GoodputPolicy, Policy
-from engine.draft.predicted import PredictedDrafter
-from engine.draft.same_vocabulary import ModelDrafter
-from engine.draft.universal import UniversalDrafter
+from engine.draft.table import DRAFTERS, DraftModelKey
 from engine.request import GenerationRequest, GrammarSpec, RequestOutput, TextPrompt
 from engine.sampling.grammar import Grammars
 from engine.sampling.grammar_mask import BitMask, num_mask_words
 from engine.sampling.grammar_matcher import GrammarCheck
-from engine.sequence import TokenSequence
+from engine.scheduling.sequence import TokenSequence
 from engine.text.tokenizer import TextTokenizer
 from tests.engine.helpers import make_core, make_request, run_all
 from tests.engine.mock_model import MockRunner
+from tests.speculation.from_table import make_from_table
 from tests.tiny_models import TokenizerStyle, make_tokenizer
 
 NUM_PADDING = 21
 """Columns of the logits beyond the tokenizer's vocabulary."""
-DRAFTINGS = ["grammar", "ngram", "predicted", "model", "universal", "fixed", "auto"]
+DRAFTINGS = [*DRAFTERS, "fixed", "auto"]
 
 
 @functools.cache
@@ -42,14 +39,14 @@ def tokenizer(style: TokenizerStyle = "byte_level") -> TextTokenizer:
 @functools.cache
 def grammars(style: TokenizerStyle = "byte_level") -> Grammars:
     text = tokenizer(style)
-    return Grammars(text, len(text.pieces) + NUM_PADDING)
+    return Grammars(text, len(text.token_bytes) + NUM_PADDING)
 
 
 class BabblingRunner(MockRunner):
     """Likes what followed the last tokens before; likes the padding columns best of all."""
 
     def __init__(self, style: TokenizerStyle = "byte_level", **options: Any) -> None:
-        num_tokens = len(tokenizer(style).pieces)
+        num_tokens = len(tokenizer(style).token_bytes)
         super().__init__(vocab_size=num_tokens + NUM_PADDING, **options)
         self._num_tokens = num_tokens
 
@@ -70,22 +67,18 @@ class SpeakingRunner(BabblingRunner):
 
 
 def make_drafters(style: TokenizerStyle, drafting: str) -> list[Drafter]:
-    target = tokenizer(style)
     other: TokenizerStyle = "sentencepiece" if style == "byte_level" else "byte_level"
 
-    def draft_model(of: TokenizerStyle) -> DraftModel:
+    def load(key: DraftModelKey) -> tuple[DraftModel, TextTokenizer]:
+        of = style if key == "model_draft" else other
         runner = SpeakingRunner(of, num_blocks=512)
-        return DraftModel(runner, max_context=1024, max_step_tokens=64)
+        return DraftModel(runner, max_context=1024, max_step_tokens=64), tokenizer(of)
 
-    makers: dict[str, Callable[[], Drafter]] = {
-        "grammar": lambda: ForcedDrafter(grammars(style)),
-        "ngram": lambda: NgramDrafter(min_match=1, max_match=3),
-        "predicted": lambda: PredictedDrafter(),
-        "model": lambda: ModelDrafter(draft_model(style), target, target),
-        "universal": lambda: UniversalDrafter(draft_model(other), tokenizer(other), target),
-    }
-    names = {"plain": [], "fixed": list(makers), "auto": list(makers)}.get(drafting, [drafting])
-    return [makers[name]() for name in names]
+    every = list(DRAFTERS)
+    names = {"plain": [], "fixed": every, "auto": every}.get(drafting, [drafting])
+    return make_from_table(
+        names, tokenizer(style), load, grammars=grammars(style), ngram_min=1, ngram_max=3
+    )
 
 
 def make_engine(

@@ -119,7 +119,7 @@ def test_closing_ends_processes_at_rest_and_at_work(trials: GrammarTrials) -> No
     def work() -> None:
         try:
             check(trials, SLOW)
-        except RequestError as error:
+        except GrammarProcessError as error:
             refused.append(error)
 
     thread = threading.Thread(target=work)

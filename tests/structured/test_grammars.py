@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+import engine.sampling.grammar as grammar_module
 from engine.request import GrammarSpec, Prelude, RequestError
 from engine.sampling.grammar import Grammars
 from tests.engine.helpers import byte_tokenizer
@@ -173,7 +174,7 @@ def test_catastrophic_grammars_are_refused_or_harmless(name: str) -> None:
 
 
 def test_compiled_grammars_are_kept_but_not_without_bound() -> None:
-    made = Grammars(tokenizer(), len(tokenizer().pieces))
+    made = Grammars(tokenizer(), len(tokenizer().token_bytes))
     padding = "x" * 40_000
     specs = [GrammarSpec("choice", json.dumps([f"{padding}{i}"])) for i in range(20)]
     for spec in specs:
@@ -182,6 +183,17 @@ def test_compiled_grammars_are_kept_but_not_without_bound() -> None:
     for index in range(100):
         made.compile(GrammarSpec("regex", f"a{{{index}}}"))
     assert made.num_compiled <= 64
+
+
+def test_a_grammar_of_more_text_than_is_kept_is_compiled_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(grammar_module, "_MAX_CACHED_BYTES", 8)
+    made = Grammars(tokenizer(), len(tokenizer().token_bytes))
+    short, long = GrammarSpec("regex", "a{3}"), GrammarSpec("regex", "a{3}b{3}c")
+    made.compile(short)
+    assert made.compile(long).spec == long
+    assert (made.known(short) is not None, made.known(long)) == (True, None)
 
 
 def test_a_model_without_an_end_token_has_no_structured_output() -> None:

@@ -48,7 +48,9 @@ def test_a_draft_is_checked_as_if_its_tokens_were_committed_one_by_one(name: str
             masks.append(probe.allowed())
             path.append(rng.choice(masks[-1]))
             probe.commit(path[-1])
-        wrong = next((i for i in range(len(tokenizer().pieces)) if i not in probe.allowed()), 0)
+        wrong = next(
+            (i for i in range(len(tokenizer().token_bytes)) if i not in probe.allowed()), 0
+        )
         if rng.random() < 0.5:
             drafted.matcher.forced()
         draft = [*path, wrong] if not eos_ids.intersection(path) else path
@@ -95,7 +97,7 @@ def test_no_mask_allows_control_tokens_or_padding() -> None:
     walk = Walk(GrammarSpec("regex", "(?s:.*)"))
     tokens = tokenizer()
     allowed = set(walk.allowed())
-    num_tokens = len(tokens.pieces)
+    num_tokens = len(tokens.token_bytes)
     assert max(allowed) < num_tokens
     assert walk.check([]).masks.size * 32 >= num_tokens + NUM_PADDING
     assert allowed & tokens.special_ids <= tokens.eos_ids
@@ -105,7 +107,7 @@ def test_no_mask_allows_control_tokens_or_padding() -> None:
 def test_a_draft_that_is_not_allowed_leaves_no_trace() -> None:
     walk = Walk(json_schema(SCHEMAS["flat"]))
     before = walk.check([]).masks.copy()
-    padding = len(tokenizer().pieces) + 3
+    padding = len(tokenizer().token_bytes) + 3
     for draft in ([5, 6, 7], [padding, 5], [min(tokenizer().eos_ids)]):
         check = walk.check(draft)
         assert check.num_rows == 1

@@ -5,12 +5,16 @@ from __future__ import annotations
 import copy
 import json
 import random
-from typing import Any
+from datetime import datetime
+from enum import Enum
+from typing import Annotated, Any, Literal
+from uuid import UUID
 
 import jsonschema
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from pydantic import AnyUrl, BaseModel, Field, SecretStr, StringConstraints
 
 from engine.request import RequestError
 from server.json_schema.keywords import SchemaError
@@ -288,6 +292,84 @@ def test_closed_objects_hold_what_they_list(
     assert [value for value in wrong if allows(schema, value, is_closed=True)] == []
 
 
+class Colour(Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Cat(BaseModel):
+    kind: Literal["cat"]
+    lives: Annotated[int, Field(ge=1, le=9)]
+
+
+class Dog(BaseModel):
+    kind: Literal["dog"]
+    owner: Person | None = None
+
+
+class Person(BaseModel):
+    id: UUID
+    born: datetime
+    photo: bytes
+    password: SecretStr
+    site: AnyUrl
+    nicknames: set[str]
+    moods: set[Colour]
+    shades: dict[Colour, int]
+    codes: dict[Annotated[str, StringConstraints(pattern="^[a-z]{2}$")], float]
+    pet: Annotated[Cat | Dog, Field(discriminator="kind")]
+    at: tuple[int, int]
+    email: Annotated[str, Field(json_schema_extra={"format": "email", "pattern": "^(?!\\.).+@.+$"})]
+
+
+def test_a_model_of_pydantic() -> None:
+    schema = Person.model_json_schema()
+    prepared = prepare_schema(schema, closed=True)
+    assert prepared.not_enforced == (
+        "/$defs/Person/properties/nicknames/uniqueItems",
+        "/$defs/Person/properties/email/pattern",
+    )
+    grammars().compile(json_schema(prepared.schema))
+
+
+ZOD = {
+    "$schema": "https://json-schema.org/draft/2020-12/schema",
+    "type": "object",
+    "properties": {
+        "email": {
+            "type": "string",
+            "format": "email",
+            "pattern": "^(?!\\.)(?!.*\\.\\.)([A-Za-z0-9_'+\\-\\.]*)[A-Za-z0-9_+-]@[a-z.]+$",
+        },
+        "id": {"type": "string", "format": "cuid2", "pattern": "^[0-9a-z]+$"},
+        "n": {"type": "integer", "minimum": -9007199254740991, "maximum": 9007199254740991},
+        "r": {
+            "type": "object",
+            "propertyNames": {"type": "string", "enum": ["a", "b"]},
+            "additionalProperties": {"type": "number"},
+            "required": ["a", "b"],
+        },
+        "any": {},
+        "never": {"not": {}},
+        "pick": {"anyOf": [{"type": "string", "const": "x"}, {"type": "null"}]},
+    },
+    "required": ["email", "id", "n", "r", "any", "pick"],
+    "additionalProperties": False,
+}
+"""As zod 4 writes them."""
+
+
+def test_a_schema_of_zod() -> None:
+    prepared = prepare_schema(ZOD)
+    assert prepared.not_enforced == ("/properties/email/pattern",)
+    grammars().compile(json_schema(prepared.schema))
+    text = '"r": {"a": 1, "b": 2.5}, "any": [1], "pick": null}'
+    right = f'{{"email": "a@b.cd", "id": "x1", "n": 3, {text}'
+    assert allows(ZOD, right)
+    assert not allows(ZOD, right.replace(', "b": 2.5', ""))
+    assert not allows(ZOD, right.replace('"pick"', '"never": 1, "pick"'))
+
+
 LEAVES = st.sampled_from(
     [
         *(TEXT, COUNT, POINT, TAGS, {"type": "boolean"}, {"type": "null"}, True),
@@ -346,9 +428,9 @@ def random_output(schema: Any, rng: random.Random, max_tokens: int = 120) -> str
         if eos.intersection(allowed) and (len(allowed) == len(eos) or rng.random() < 0.5):
             return text.decode()
         ids = [i for i in allowed if i not in eos]
-        closing = [i for i in ids if tokenizer().pieces[i] in (b'"', b"}", b"]")]
+        closing = [i for i in ids if tokenizer().token_bytes[i] in (b'"', b"}", b"]")]
         token_id = rng.choice(closing if closing and rng.random() < 0.5 else ids)
-        text += tokenizer().pieces[token_id]
+        text += tokenizer().token_bytes[token_id]
         walk.commit(token_id)
     return None
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.draft.text_sync import split_whole_characters
+from engine.draft.reencoding import split_whole_characters
 from engine.request import FinishReason, SamplingParams
 from engine.text.detokenizer import IncrementalDetokenizer
 from engine.text.stops import StopMatcher

@@ -2,10 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <stdexcept>
-#include <string>
 
 #include "pack.h"
+#include "require.h"
 
 namespace slipstream {
 namespace {
@@ -24,10 +23,6 @@ constexpr int64_t kMostKvBytes = int64_t{1} << 46;
 int padded(int block_size) { return static_cast<int>(round_up(block_size, 16)); }
 
 int64_t kv_bytes(KvType type) { return type == KvType::F32 ? 4 : 2; }
-
-void require(bool ok, const char* what) {
-  if (!ok) throw std::invalid_argument(what);
-}
 
 void tiles_reaching(const float* logits, int vocab, float floor, std::vector<int>& tiles) {
   tiles.clear();
@@ -91,49 +86,6 @@ KvLayer Decoder::kv_layer(int index) const {
   return kv;
 }
 
-void Decoder::check(const Step& step) const {
-  require(step.slices > 0 && step.query_starts[0] == 0, "query_starts must begin with 0");
-  require(step.query_starts[step.slices] == step.tokens, "query_starts must end with the tokens");
-  for (int s = 0; s < step.slices; ++s) {
-    require(step.query_starts[s] < step.query_starts[s + 1] &&
-                step.query_starts[s + 1] <= step.tokens,
-            "a slice needs at least one token of the step");
-    check_slice(step, s);
-  }
-  for (int t = 0; t < step.tokens; ++t) {
-    require(step.token_ids[t] >= 0 && step.token_ids[t] < shape_.vocab, "token id out of range");
-  }
-  for (int l = 0; l < step.logits; ++l) {
-    require(step.logit_rows[l] >= 0 && step.logit_rows[l] < step.tokens,
-            "a logit row lies outside the step");
-    require(l == 0 || step.logit_rows[l] > step.logit_rows[l - 1], "logit_rows must ascend");
-  }
-  std::vector<int64_t> slots(step.slots, step.slots + step.tokens);
-  std::sort(slots.begin(), slots.end());
-  require(std::adjacent_find(slots.begin(), slots.end()) == slots.end(),
-          "two tokens have one KV slot");
-}
-
-void Decoder::check_slice(const Step& step, int slice) const {
-  const int size = kv_shape_.block_size;
-  const int32_t* table = step.block_tables + int64_t{slice} * step.table_width;
-  const int64_t blocks = ceil_div(step.context_lens[slice], size);
-  require(blocks <= step.table_width, "block_tables is too narrow for context_lens");
-  for (int64_t b = 0; b < blocks; ++b) {
-    require(table[b] >= 0 && table[b] < kv_shape_.num_blocks, "KV block out of range");
-  }
-  const int begin = step.query_starts[slice], end = step.query_starts[slice + 1];
-  for (int t = begin; t < end; ++t) {
-    const int position = step.positions[t];
-    require(position >= 0 && position < step.context_lens[slice],
-            "a position lies outside its slice's context");
-    require(t == begin || position == step.positions[t - 1] + 1,
-            "the positions of a slice must follow each other");
-    require(step.slots[t] == int64_t{table[position / size]} * size + position % size,
-            "a KV slot is not its position's in block_tables");
-  }
-}
-
 void Decoder::reserve(Rows& rows, int count, int cols, bool precise) {
   rows.cols = cols;
   rows.stride = round_up(cols, 16);
@@ -161,7 +113,7 @@ void Decoder::prepare(const Step& step) {
   gate_.ensure<float>(t * static_cast<size_t>(shape_.intermediate));
   up_.ensure<float>(t * static_cast<size_t>(shape_.intermediate));
   rope_tables(step);
-  attention_chunks(step);
+  query_blocks(step);
 }
 
 void Decoder::rope_tables(const Step& step) {
@@ -184,18 +136,18 @@ void Decoder::rope_tables(const Step& step) {
   });
 }
 
-void Decoder::attention_chunks(const Step& step) {
+void Decoder::query_blocks(const Step& step) {
   const int per_kv = shape_.heads / shape_.kv_heads;
-  chunks_.clear();
+  query_blocks_.clear();
   int64_t widest = 0;
-  for (int s = 0; s < step.slices; ++s) {
-    const int queries = (step.query_starts[s + 1] - step.query_starts[s]) * per_kv;
+  for (int c = 0; c < step.chunks; ++c) {
+    const int queries = (step.query_starts[c + 1] - step.query_starts[c]) * per_kv;
     for (int h = 0; h < shape_.kv_heads; ++h) {
       for (int first = 0; first < queries; first += kMaxQueries) {
-        chunks_.push_back({s, h, first, std::min(kMaxQueries, queries - first)});
+        query_blocks_.push_back({c, h, first, std::min(kMaxQueries, queries - first)});
       }
     }
-    widest = std::max<int64_t>(widest, ceil_div(step.context_lens[s], kv_shape_.block_size));
+    widest = std::max<int64_t>(widest, ceil_div(step.context_lens[c], kv_shape_.block_size));
   }
   scores_per_thread_ = kMaxQueries * widest * padded(kv_shape_.block_size);
   scores_.ensure<float>(static_cast<size_t>(scores_per_thread_ * pool_.threads()));
@@ -274,21 +226,21 @@ void Decoder::rotate_and_store(const Step& step, const LayerWeights& w, const Kv
 
 void Decoder::attend(const Step& step, const LayerWeights& w, const KvLayer& kv) {
   const int dim = shape_.head_dim, per_kv = shape_.heads / shape_.kv_heads;
-  pool_.run(static_cast<int>(chunks_.size()), 1, [&](int begin, int end, int thread) {
-    for (int c = begin; c < end; ++c) {
-      const QueryChunk& chunk = chunks_[static_cast<size_t>(c)];
+  pool_.run(static_cast<int>(query_blocks_.size()), 1, [&](int begin, int end, int thread) {
+    for (int b = begin; b < end; ++b) {
+      const QueryBlock& block = query_blocks_[static_cast<size_t>(b)];
       AttentionTask task;
       task.kv = &kv;
-      task.block_table = step.block_tables + int64_t{chunk.slice} * step.table_width;
-      task.kv_head = chunk.kv_head;
-      task.queries = chunk.count;
+      task.block_table = step.block_tables + int64_t{block.chunk} * step.table_width;
+      task.kv_head = block.kv_head;
+      task.queries = block.count;
       task.window = w.window;
       task.scale = shape_.attention_scale;
       task.scores = scores_.as<float>() + thread * scores_per_thread_;
-      for (int i = 0; i < chunk.count; ++i) {
-        const int query = chunk.first + i;
-        const int t = step.query_starts[chunk.slice] + query / per_kv;
-        const int head = chunk.kv_head * per_kv + query % per_kv;
+      for (int i = 0; i < block.count; ++i) {
+        const int query = block.first + i;
+        const int t = step.query_starts[block.chunk] + query / per_kv;
+        const int head = block.kv_head * per_kv + query % per_kv;
         task.position[i] = step.positions[t];
         task.q[i] = q_.as<float>() + (int64_t{t} * shape_.heads + head) * dim;
         task.out[i] = attended_.row(t) + int64_t{head} * dim;
@@ -416,7 +368,7 @@ void Decoder::find_likely_tiles(const float* logits, std::vector<int>& tiles) co
 }
 
 void Decoder::forward(const Step& step, float* logits) {
-  check(step);
+  check_step(step, shape_.vocab, kv_shape_);
   const ThreadPool::Region region(pool_);
   prepare(step);
   embed(step);

@@ -6,6 +6,7 @@
 
 #include "buffer.h"
 #include "kernels.h"
+#include "step.h"
 #include "thread_pool.h"
 
 namespace slipstream {
@@ -41,24 +42,6 @@ struct DecoderShape {
   std::vector<std::vector<float>> inverse_frequencies;  // each [head_dim / 2]
 };
 
-struct KvShape {
-  int block_size = 0;
-  int num_blocks = 0;
-  KvType type = KvType::F32;
-};
-
-// A packed step (engine.plan.PackedStep) with validated extents.
-struct Step {
-  int tokens = 0, slices = 0, logits = 0, table_width = 0;
-  const int32_t* token_ids = nullptr;
-  const int32_t* positions = nullptr;
-  const int64_t* slots = nullptr;
-  const int32_t* query_starts = nullptr;
-  const int32_t* context_lens = nullptr;
-  const int32_t* block_tables = nullptr;
-  const int32_t* logit_rows = nullptr;
-};
-
 class Decoder {
  public:
   Decoder(ThreadPool& pool, const Kernels& kernels, DecoderShape shape, KvShape kv, Matrix embedding,
@@ -87,16 +70,14 @@ class Decoder {
   struct RowTile {
     int row, tile;
   };
-  struct QueryChunk {
-    int slice, kv_head, first, count;
+  struct QueryBlock {  // of one KV head's group
+    int chunk, kv_head, first, count;
   };
 
-  void check(const Step& step) const;
-  void check_slice(const Step& step, int slice) const;
   void reserve(Rows& rows, int count, int cols, bool precise);
   void prepare(const Step& step);
   void rope_tables(const Step& step);
-  void attention_chunks(const Step& step);
+  void query_blocks(const Step& step);
   void embed(const Step& step);
   void layer(const Step& step, int index);
   void normalize(const float* x, int64_t stride, int count, const float* weight, Rows& to,
@@ -128,7 +109,7 @@ class Decoder {
   // those of logits, where the vocabulary makes that dear, only for the likelier tokens.
   Rows normed_, attended_, gated_, remainders_;
   Buffer hidden_, q_, k_, v_, gate_, up_, branch_, cos_, sin_, scores_;
-  std::vector<QueryChunk> chunks_;
+  std::vector<QueryBlock> query_blocks_;
   std::vector<std::vector<int>> likely_tiles_;  // of each row of logits
   std::vector<RowTile> refined_;
   int64_t scores_per_thread_ = 0;

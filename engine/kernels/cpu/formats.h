@@ -17,7 +17,7 @@ constexpr int kGroup = 32;
 constexpr int kQuads = kGroup / 4;
 constexpr int kVectorBytes = 64;
 
-// The numbers are written to packed files: never reuse one.
+// The names that the Python module has for them are written to packed files: never reuse one.
 enum class Format : uint8_t {
   F32 = 0,
   F16 = 1,
@@ -31,7 +31,6 @@ enum class Format : uint8_t {
   Q4Table = 9,      // w = d t[q], float16 d per group                                  (IQ4_NL)
   Q4TableSuper = 10,  // w = (D s) t[q], signed 8-bit s per group, float16 D per 8      (IQ4_XS)
 };
-constexpr int kFormats = 11;
 
 // t: the sixteen levels of the IQ4 types, closer to each other near zero.
 constexpr int8_t kLevels[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};

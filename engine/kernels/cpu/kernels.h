@@ -9,7 +9,7 @@
 
 namespace slipstream {
 
-// Kernels are built from small pieces that must not become calls.
+// Kernels are built from small functions that must not become calls.
 #define SLIPSTREAM_INLINE inline __attribute__((always_inline))
 
 constexpr int kRowBlock = 16;
@@ -84,7 +84,7 @@ struct KvLayer {
 
 constexpr int kMaxQueries = 8;
 
-// Up to eight queries (rows x heads of one KV head's group) of one slice.
+// Up to eight queries (rows x heads of one KV head's group) of one chunk.
 struct AttentionTask {
   const KvLayer* kv = nullptr;
   const int32_t* block_table = nullptr;

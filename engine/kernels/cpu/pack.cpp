@@ -90,13 +90,13 @@ void pack_element_row(const uint8_t* row, const Matrix& m, uint8_t* tile, int la
 }
 
 // The source may be unaligned: a tensor begins at any byte of its file.
-float load_element(FloatType type, const uint8_t* source, int64_t index) {
-  switch (type) {
-    case FloatType::F32: return bits_float(read_u32(source + 4 * index));
-    case FloatType::F16: return half_to_float(read_u16(source + 2 * index));
-    case FloatType::BF16: return bfloat_to_float(read_u16(source + 2 * index));
+float load_element(Format format, const uint8_t* source, int64_t index) {
+  switch (format) {
+    case Format::F32: return bits_float(read_u32(source + 4 * index));
+    case Format::F16: return half_to_float(read_u16(source + 2 * index));
+    case Format::BF16: return bfloat_to_float(read_u16(source + 2 * index));
+    default: return 0.0f;
   }
-  return 0.0f;
 }
 
 float dequantized(Format format, const uint8_t* block, int group, int row, int column, int q) {
@@ -219,7 +219,7 @@ void pack_gguf_tiles(const GgufSource& source, const Matrix& to, uint8_t* out, i
   }
 }
 
-void pack_float_tiles(FloatType type, const uint8_t* source, const Matrix& to, uint8_t* out, int begin,
+void pack_float_tiles(Format from, const uint8_t* source, const Matrix& to, uint8_t* out, int begin,
                       int end) {
   for (int t = begin; t < end; ++t) {
     uint8_t* tile = out + t * to.tile_bytes();
@@ -232,7 +232,7 @@ void pack_float_tiles(FloatType type, const uint8_t* source, const Matrix& to, u
         continue;
       }
       round_row(to, tile, lane,
-                [&](int64_t column) { return load_element(type, source, start + column); });
+                [&](int64_t column) { return load_element(from, source, start + column); });
     }
   }
 }
@@ -242,8 +242,7 @@ void dequantize_row(const Matrix& m, int row, float* out) {
   const uint8_t* tile = m.data + row / kTileRows * m.tile_bytes();
   const int lane = row % kTileRows;
   if (!is_quantized(m.format)) {
-    const FloatType type = static_cast<FloatType>(m.format);
-    for (int64_t k = 0; k < m.cols; ++k) out[k] = load_element(type, tile, k * kTileRows + lane);
+    for (int64_t k = 0; k < m.cols; ++k) out[k] = load_element(m.format, tile, k * kTileRows + lane);
     return;
   }
   const int64_t block_bytes = info.header_bytes + int64_t{info.groups_per_block} * info.group_bytes;

@@ -7,8 +7,6 @@
 
 namespace slipstream {
 
-enum class FloatType : uint8_t { F32 = 0, F16 = 1, BF16 = 2 };
-
 // The packed format that holds a GGUF tensor type exactly. Throws std::invalid_argument.
 Format format_for_gguf(int ggml_type);
 
@@ -25,9 +23,9 @@ struct GgufSource {
 };
 void pack_gguf_tiles(const GgufSource& source, const Matrix& to, uint8_t* out, int begin, int end);
 
-// Packs tiles [begin, end) of floats at any alignment, rounded (see can_round_to), or as they are for
-// F32, F16 and BF16 (the format must then equal the source's type).
-void pack_float_tiles(FloatType type, const uint8_t* source, const Matrix& to, uint8_t* out, int begin,
+// Packs tiles [begin, end) of floats (`from`: F32, F16 or BF16) at any alignment, rounded (see
+// can_round_to), or as they are when `to` has their format.
+void pack_float_tiles(Format from, const uint8_t* source, const Matrix& to, uint8_t* out, int begin,
                       int end);
 
 // Expands row `row` of a packed matrix.

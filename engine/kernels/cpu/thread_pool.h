@@ -21,7 +21,7 @@ class ThreadPool {
 
   int threads() const { return static_cast<int>(workers_.size()) + 1; }
 
-  // Calls fn(begin, end, thread) on pieces of at most `grain` tasks until [0, tasks) is done, or
+  // Calls fn(begin, end, thread) on ranges of at most `grain` tasks until [0, tasks) is done, or
   // until a call throws: then the first exception comes out once no thread is in `fn` any more.
   // Not re-entrant; one caller at a time (see `Region`).
   template <class Fn>

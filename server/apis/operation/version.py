@@ -1,0 +1,15 @@
+"""GET /version."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from server import VERSION
+from server.apis.operation.schema import Version
+
+router = APIRouter(tags=["Operation"])
+
+
+@router.get("/version", summary="Tell the server's version")
+async def version() -> Version:
+    return Version(version=VERSION)

@@ -1,0 +1,202 @@
+"""`slipstream bench`: measures a configuration without HTTP."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from engine.config import Config
+from loadtest.suites import DEFAULT_SUITE, Entry, SuiteError, read_suite
+from server.cli.command import CommandError, Run, Subcommand, add_config_arguments
+from server.observability.logs import configure_logging
+
+if TYPE_CHECKING:
+    from engine.bench import BenchPrompt, DecodeFigures, PassFigures
+    from engine.build import EngineParts
+    from engine.kernels.bench import KernelReport
+
+
+def _configure(parser: argparse.ArgumentParser) -> Run:
+    resolve_config = add_config_arguments(parser)
+    parser.add_argument(
+        "--suite", type=Path, default=DEFAULT_SUITE, metavar="FILE", help="prompts to decode"
+    )
+    parser.add_argument(
+        "--limit", type=int, metavar="N", help="only the first N prompts of each category"
+    )
+    parser.add_argument("--category", help="only prompts of this category")
+    parser.add_argument("--max-tokens", type=int, default=128, help="output tokens of a request")
+    parser.add_argument("--temperature", type=float, default=0.0, help="of every request")
+    parser.add_argument(
+        "--concurrency", type=int, nargs="*", default=[1, 8], help="requests in flight, in turn"
+    )
+    parser.add_argument(
+        "--predict-code",
+        action="store_true",
+        help="predict that an answer repeats the prompt's fenced code (Predicted Outputs)",
+    )
+    parser.add_argument(
+        "--kernel", action="store_true", help="measure the native kernels by layer shape instead"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
+
+    def run(arguments: argparse.Namespace) -> None:
+        config = resolve_config(arguments)
+        configure_logging("warning" if config.log_level == "info" else config.log_level)
+        console = Console()
+        report = _bench_kernels if arguments.kernel else _bench_engine
+        figures = report(config, arguments, console)
+        if arguments.json is not None:
+            arguments.json.write_text(json.dumps(figures, indent=1), encoding="utf-8")
+
+    return run
+
+
+COMMAND = Subcommand("bench", "measure passes, drafters and throughput without HTTP", _configure)
+
+
+def _bench_engine(
+    config: Config, arguments: argparse.Namespace, console: Console
+) -> dict[str, Any]:
+    prompts = _prompts(arguments)
+    from engine.bench import Workload, measure_decoding, num_requests
+    from engine.build import load_parts
+
+    parts = load_parts(config)
+    passes = _measure_passes(parts)
+    console.print(_pass_table(passes))
+    decoding: list[DecodeFigures] = []
+    for concurrency in arguments.concurrency:
+        workload = Workload(prompts, arguments.max_tokens, arguments.temperature, concurrency)
+        figures: list[DecodeFigures] = []
+        try:
+            with Progress(console=console, transient=True) as progress:
+                task = progress.add_task(
+                    f"{concurrency} in flight", total=num_requests(parts, workload)
+                )
+                advance = partial(progress.advance, task)
+                for latest in measure_decoding(parts, workload, advance):
+                    figures = latest
+        except KeyboardInterrupt:
+            console.print("Interrupted: what was measured until then")
+        if figures:
+            console.print(_decode_table(figures, concurrency))
+        decoding += figures
+    return {
+        "passes": [asdict(entry) | {"step_ratios": entry.step_ratios} for entry in passes],
+        "decoding": [
+            asdict(entry)
+            | {"tokens_per_pass": entry.tokens_per_pass, "tokens_per_s": entry.tokens_per_s}
+            for entry in decoding
+        ],
+    }
+
+
+def _bench_kernels(
+    config: Config, arguments: argparse.Namespace, console: Console
+) -> dict[str, Any]:
+    from engine.bench import measure_kernels
+
+    report = measure_kernels(config)
+    console.print(_kernel_table(report))
+    return asdict(report)
+
+
+def _prompts(arguments: argparse.Namespace) -> list[BenchPrompt]:
+    from engine.bench import BenchPrompt
+    from engine.request import ChatPrompt, TextPrompt
+
+    try:
+        entries = read_suite(arguments.suite)
+    except SuiteError as error:
+        raise CommandError(str(error)) from error
+    counts: dict[str, int] = {}
+    prompts = []
+    for entry in entries:
+        counts[entry.category] = counts.get(entry.category, 0) + 1
+        if arguments.category not in (None, entry.category):
+            continue
+        if arguments.limit is not None and counts[entry.category] > arguments.limit:
+            continue
+        source = TextPrompt(entry.prompt) if entry.prompt else ChatPrompt(entry.messages)
+        prediction = _fenced_code(entry) if arguments.predict_code else None
+        prompts.append(BenchPrompt(entry.category, source, prediction))
+    if not prompts:
+        raise CommandError(f"{arguments.suite}: no prompts of category {arguments.category!r}")
+    return prompts
+
+
+def _fenced_code(entry: Entry) -> str | None:
+    text = entry.prompt or str(entry.messages[-1]["content"])
+    _, fence, behind = text.partition("```")
+    return behind.partition("\n")[2].partition("```")[0] if fence else None
+
+
+def _measure_passes(parts: EngineParts) -> list[PassFigures]:
+    from engine.bench import measure_passes
+
+    chunk = parts.config.scheduler.prefill_chunk
+    return [
+        measure_passes(name, runner, chunk=chunk)
+        for name, runner in [(parts.model_name, parts.target), *parts.draft_runners.items()]
+    ]
+
+
+def _pass_table(passes: Sequence[PassFigures]) -> Table:
+    rows = list(passes[0].step_ms)
+    table = Table(title="Forward passes (medians)", title_justify="left")
+    for heading in ("model", "prefill tok/s", "1 row tok/s", *(f"{n} rows ms" for n in rows)):
+        table.add_column(heading, justify="left" if heading == "model" else "right")
+    for entry in passes:
+        table.add_row(
+            entry.model,
+            f"{entry.prefill_tokens_per_s:.0f}",
+            f"{entry.decode_tokens_per_s:.1f}",
+            *(f"{entry.step_ms[n]:.1f} ({entry.step_ratios[n]:.2f}x)" for n in rows),
+        )
+    return table
+
+
+def _decode_table(figures: Sequence[DecodeFigures], concurrency: int) -> Table:
+    table = Table(title=f"Decoding, {concurrency} in flight", title_justify="left")
+    for heading in ("category", "drafters", "tokens", "tokens/pass", "tok/s", "x plain"):
+        table.add_column(heading, justify="left" if heading < "t" else "right")
+    plain = {entry.category: entry for entry in figures if entry.drafters == "plain"}
+    for entry in sorted(figures, key=lambda e: e.category == "all"):
+        table.add_row(
+            entry.category,
+            entry.drafters,
+            str(entry.tokens),
+            f"{entry.tokens_per_pass:.2f}",
+            f"{entry.tokens_per_s:.1f}",
+            f"{entry.tokens_per_s / plain[entry.category].tokens_per_s:.2f}",
+            end_section=entry.drafters == figures[-1].drafters,
+        )
+    return table
+
+
+def _kernel_table(report: KernelReport) -> Table:
+    """Two lines a shape: GB/s of weights and GOP/s by rows, beside the read bandwidth."""
+    table = Table(
+        title=f"Linear layers: variant {report.variant}, {report.threads} threads, memory reads "
+        f"{report.read_gigabytes_per_second:.1f} GB/s",
+        title_justify="left",
+    )
+    table.add_column("layer")
+    table.add_column("unit")
+    for time in report.shapes[0].times:
+        table.add_column(str(time.rows), justify="right")
+    for shape in report.shapes:
+        name = f"{shape.format} {shape.outputs} x {shape.inputs} ({shape.matrices})"
+        table.add_row(name, "GB/s", *(f"{t.gigabytes_per_second:.1f}" for t in shape.times))
+        table.add_row("", "GOP/s", *(f"{t.gigaops_per_second:.0f}" for t in shape.times))
+    return table

@@ -1,0 +1,129 @@
+"""`slipstream bench`: what it decodes, and the figures it prints and writes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.kernels import bench, native_available
+from server.cli.main import main
+
+CATEGORIES = ("edit", "tell")
+
+
+@pytest.fixture
+def suite(tmp_path: Path) -> Path:
+    entries = [
+        {"category": "edit", "turns": ["Copy this:\n```\nthe cat eats\n```\nand no more."]},
+        {"category": "tell", "prompt": "the cat eats"},
+        {"category": "tell", "prompt": "my sister"},
+    ]
+    path = tmp_path / "suite.jsonl"
+    path.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    return path
+
+
+def run_bench(*flags: str, suite: Path, model: Path, kv: str = "16") -> tuple[int, Any]:
+    """The exit code and the figures that were written."""
+    out = suite.with_name("out.json")
+    flags = ("--suite", str(suite), "--json", str(out), "--threads", "1", *flags)
+    code = main(["bench", "--model", str(model), "--kv.memory-mib", kv, *flags])
+    return code, json.loads(out.read_text()) if out.exists() else None
+
+
+def test_one_in_flight_counts_by_drafter_and_category(
+    suite: Path, tiny_model_dir: Path, tiny_draft_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--draft", str(tiny_draft_dir), "--kv.draft-memory-mib", "16", "--predict-code"]
+    flags += [
+        "--concurrency",
+        "1",
+        "--max-tokens",
+        "9",
+        "--speculation.drafters",
+        "predicted,ngram",
+    ]
+    code, figures = run_bench(*flags, suite=suite, model=tiny_model_dir)
+    assert code == 0
+    printed = capsys.readouterr().out
+    assert "Forward passes (medians)" in printed
+    assert "Decoding, 1 in flight" in printed
+    for entry in figures["passes"]:
+        assert entry["step_ratios"]["1"] == 1.0
+        assert set(entry["step_ms"]) == {"1", "2", "4", "8", "16"}
+        assert entry["prefill_tokens_per_s"] > 0
+    by_name = {(e["drafters"], e["category"]): e for e in figures["decoding"]}
+    drafters = {name for name, _ in by_name}
+    assert {"plain", "predicted", "ngram", "all"} <= drafters
+    assert len(by_name) == len(drafters) * 3
+    for name in drafters:
+        assert [by_name[name, c]["requests"] for c in (*CATEGORIES, "all")] == [1, 2, 3]
+        assert by_name[name, "all"]["tokens"] == 3 * (9 - 1), "the prefill gives the first"
+    assert by_name["plain", "all"]["tokens_per_pass"] == 1.0
+
+
+def test_several_in_flight_count_together(suite: Path, tiny_model_dir: Path) -> None:
+    flags = ["--concurrency", "2", "--max-tokens", "9", "--speculation.drafters", "ngram"]
+    code, figures = run_bench(*flags, suite=suite, model=tiny_model_dir)
+    assert code == 0
+    assert [entry["drafters"] for entry in figures["decoding"]] == ["plain", "ngram"]
+    for entry in figures["decoding"]:
+        assert (entry["category"], entry["concurrency"]) == ("all", 2)
+        assert (entry["requests"], entry["tokens"]) == (3, 3 * 9)
+    assert figures["decoding"][0]["tokens_per_pass"] == 1.0, "of the passes of one request"
+
+
+def test_limit_and_category_choose_prompts(suite: Path, tiny_model_dir: Path) -> None:
+    flags = ["--concurrency", "1", "--max-tokens", "2", "--speculation.drafters", "ngram"]
+    _, figures = run_bench(
+        *flags, "--category", "tell", "--limit", "1", suite=suite, model=tiny_model_dir
+    )
+    assert {(e["category"], e["requests"]) for e in figures["decoding"]} == {
+        ("tell", 1), ("all", 1),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--category", "verse"], "no prompts of category 'verse'"),
+        (["--suite", "missing.jsonl"], "missing.jsonl"),
+    ],
+)
+def test_nothing_to_decode_is_one_line(
+    flags: list[str],
+    message: str,
+    suite: Path,
+    tiny_model_dir: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, figures = run_bench(*flags, suite=suite, model=tiny_model_dir)
+    assert (code, figures) == (1, None)
+    error = capsys.readouterr().err
+    assert message in error
+    assert len(error.splitlines()) == 1
+
+
+@pytest.mark.skipif(native_available() is not None, reason="the native kernels are not built")
+def test_kernels_are_timed_by_layer_shape(
+    suite: Path,
+    tiny_model_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(bench, "_BANDWIDTH_BYTES", 1 << 20)
+    monkeypatch.setattr(bench, "_TIMED_BYTES", 1 << 16)
+    monkeypatch.setenv("SLIPSTREAM_CACHE", str(suite.parent / "cache"))
+    code, report = run_bench("--kernel", "--runner", "native", suite=suite, model=tiny_model_dir)
+    assert code == 0
+    assert "Linear layers" in capsys.readouterr().out
+    assert report["threads"] == 1
+    assert report["read_gigabytes_per_second"] > 0
+    shapes = {(s["outputs"], s["inputs"]) for s in report["shapes"]}
+    assert (64, 128) in shapes, "down_proj"
+    for shape in report["shapes"]:
+        assert [time["rows"] for time in shape["times"]] == list(range(1, 17))
+        assert all(time["gigabytes_per_second"] > 0 for time in shape["times"])
