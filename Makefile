@@ -1,6 +1,7 @@
 # Two commands: `make serve` and `make test`. Both make what is missing and nothing else.
 # `make sanitize` runs the native code's tests under AddressSanitizer and UBSan; needs GCC.
 # `make test-all` also runs what takes long, and measures the coverage of all tests.
+# `make clients` installs the client libraries that tests/conformance drives, into build/clients.
 # `make docs` brings the generated parts of docs/ up to date and builds the site into build/docs.
 #
 #   PORT=8000                      port to serve on
@@ -26,7 +27,7 @@ INSTALL := PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install \
 PYTEST := $(BIN)/python -m pytest --numprocesses=logical --maxprocesses=8 --dist=loadgroup \
 	--durations=20
 
-.PHONY: serve test test-all coverage lint sanitize site docs install clean
+.PHONY: serve test test-all coverage lint sanitize clients site docs install clean
 .DELETE_ON_ERROR:
 
 serve: $(VENV)/.installed
@@ -45,6 +46,9 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+clients: install
+	$(BIN)/python -m tests.conformance.environments
 
 # `make sanitize SANITIZE=thread` looks for data races. The program that a test compiles gets its
 # flags from CXXFLAGS. A sanitizer's runtime has to be loaded before the interpreter, and libstdc++

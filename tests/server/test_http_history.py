@@ -92,6 +92,16 @@ async def test_kept_response_with_a_cut_off_call_can_be_continued(client, engine
     assert engine.submitted[1].source.messages[1]["content"].endswith('"arguments": {"a":')
 
 
+@pytest.mark.parametrize("content", [None, "", []])
+async def test_calls_without_content(client, engine, content):
+    question, answer, *rest = chat_history('{"a": 1}')
+    response = await client.chat(messages=[question, {**answer, "content": content}, *rest])
+    assert response.status_code == 200, response.text
+    said = engine.submitted[0].source.messages[1]
+    assert not said["content"]
+    assert [call["function"]["arguments"] for call in said["tool_calls"]] == [{"a": 1}]
+
+
 @pytest.mark.parametrize(
     "answer",
     [

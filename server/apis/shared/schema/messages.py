@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import FailFast, Field
+from pydantic import FailFast, Field, model_validator
 from typing_extensions import TypeAliasType
 
 from server.apis.shared.schema.base import RequestModel
@@ -24,6 +24,13 @@ class ChatMessage(RequestModel):
     tool_calls: ToolCalls | None = None
     tool_call_id: str | None = None
     function_call: CalledFunction | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_parts_beside_calls_are_no_content(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("content") == [] and data.get("tool_calls"):
+            return {**data, "content": None}
+        return data
 
 
 ChatMessages = TypeAliasType(
