@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -52,12 +53,13 @@ class CpuRunner:
         name = spec.architecture.class_name
         kv_type = native.KvType[_KV_TYPES[kv_dtype]]
         shape = spec.native_shape()
-        block_bytes = native.kv_block_bytes(shape, len(spec.layers), budget.block_size, kv_type)
+        with _refusal_of(name):
+            block_bytes = native.kv_block_bytes(shape, len(spec.layers), budget.block_size, kv_type)
         bytes_per_token = -(-block_bytes // budget.block_size)
         self.block_size = budget.block_size
         self.num_blocks = budget.num_blocks(bytes_per_token, spec.max_context, budget.memory_bytes)
         self._pool = native.ThreadPool(threads)
-        try:
+        with _refusal_of(name):
             self._decoder = native.Decoder(
                 self._pool,
                 variant,
@@ -68,8 +70,6 @@ class CpuRunner:
                 self.num_blocks,
                 kv_type,
             )
-        except ValueError as error:
-            raise UnsupportedModelError(f"{name} can't be served: {error}") from error
         self._logits = np.empty((0, spec.vocab), np.float32)
         self.info = ModelInfo(
             architecture=name,
@@ -140,6 +140,15 @@ class CpuRunner:
             logits,
         )
         return torch.from_numpy(logits)
+
+
+@contextmanager
+def _refusal_of(architecture: str) -> Iterator[None]:
+    """What the extension finds wrong with a model is told as any other reason not to serve it."""
+    try:
+        yield
+    except ValueError as error:
+        raise UnsupportedModelError(f"{architecture} can't be served: {error}") from error
 
 
 def _num_parameters(spec: DecoderSpec, weights: PackedWeights) -> int:

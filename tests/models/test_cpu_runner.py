@@ -345,6 +345,15 @@ def test_changed_weights_are_packed_anew(tmp_path: Path) -> None:
     assert not torch.allclose(logits, first_logits, atol=0.1)
 
 
+def test_a_model_without_layers_is_refused(tmp_path: Path) -> None:
+    save_random_model(FAMILIES["llama"](), tmp_path)
+    spec = decoder_spec(tf.LlamaConfig(**SHAPE).to_dict())
+    weights = packed_weights(ModelFiles("tiny", "tiny", tmp_path), spec, "none", 1)
+    budget = KvBudget(4, memory_bytes=1 << 20, max_requests=1)
+    with pytest.raises(UnsupportedModelError, match="number of layers"):
+        CpuRunner(replace(spec, layers=()), weights, budget, kv_dtype="float32", threads=1)
+
+
 def test_equal_weights_of_another_architecture_are_packed_anew(tmp_path: Path) -> None:
     """Gemma's norms are stored without the one that the decoder's have."""
     save_random_model(FAMILIES["llama"](), tmp_path)
