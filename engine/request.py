@@ -11,6 +11,8 @@ from typing import Any, Literal
 SEED_MASK = (1 << 63) - 1
 QUEUE_TIMEOUT = "queue_timeout"
 """Error code of a request that waited too long."""
+CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
+"""Error code of a request whose prompt and answer do not fit the context together."""
 
 
 class RequestError(ValueError):

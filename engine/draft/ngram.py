@@ -24,7 +24,6 @@ class SharedTexts:
     """
 
     def __init__(self, *, max_tokens: int, max_match: int) -> None:
-        self._max_tokens = max_tokens
         self._max_match = max_match
         self._texts = FIFOCache[str, tuple[list[int], SuffixIndex]](
             max_tokens, lambda text: text[1].num_indexed
@@ -37,7 +36,7 @@ class SharedTexts:
             index: of the text; one of more tokens than there is room for is not kept.
         """
         self._texts.pop(request_id, None)
-        if index.num_indexed <= self._max_tokens:
+        if index.num_indexed <= self._texts.maxsize:
             self._texts[request_id] = (token_ids, index)
 
     def find(self, ngrams: Sequence[Ngram]) -> tuple[list[int], int, int] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.request import GenerationRequest, RequestError
+from engine.request import CONTEXT_LENGTH_EXCEEDED, GenerationRequest, RequestError
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +56,11 @@ class ModelLimits:
                 f"{maximum}, but the prompt has {num_prompt}, which leaves none for the "
                 "completion.",
                 param="prompt",
-                code="context_length_exceeded",
+                code=CONTEXT_LENGTH_EXCEEDED,
             )
         return RequestError(
             f"{maximum}, but {num_prompt} prompt tokens and max_tokens={max_tokens} need "
             f"{num_prompt + max_tokens}.",
             param="max_tokens",
-            code="context_length_exceeded",
+            code=CONTEXT_LENGTH_EXCEEDED,
         )

@@ -13,8 +13,13 @@ def call_arguments(arguments: str) -> dict[str, Any] | None:
     Returns:
         None: they are no JSON object, as where the token limit has cut them off.
     """
+    return json_object(arguments or "{}")
+
+
+def json_object(text: str) -> dict[str, Any] | None:
+    """None: the text is no JSON, or no object in it."""
     try:
-        value = pydantic_core.from_json(arguments or "{}", allow_inf_nan=False)
+        value = pydantic_core.from_json(text, allow_inf_nan=False)
     except ValueError:
         return None
     return value if isinstance(value, dict) else None

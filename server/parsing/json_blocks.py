@@ -9,10 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import Collection
 from enum import Enum, auto
-from typing import Any
 
-import pydantic_core
-
+from server.parsing.call_arguments import json_object
 from server.parsing.call_scanner import CallScanner
 from server.parsing.deltas import Delta, ToolCallArguments, ToolCallStart, ToolParser
 
@@ -144,14 +142,14 @@ class JsonBlockParser:
 
     def _parse(self, text: str) -> tuple[str, str] | None:
         """Name and arguments of a call; None: it is none."""
-        value = _json_object(text)
+        value = json_object(text)
         if value is None and self._doubled:
-            value = _json_object(text.replace("{{", "{").replace("}}", "}"))
+            value = json_object(text.replace("{{", "{").replace("}}", "}"))
         if value is None or value.get("name") not in self._names or value.keys() - _CALL_KEYS:
             return None
         arguments = value.get("arguments", value.get("parameters"))
         if isinstance(arguments, str):
-            arguments = _json_object(arguments)
+            arguments = json_object(arguments)
             if arguments is None:
                 return None
         if not isinstance(arguments, dict | None):
@@ -168,11 +166,3 @@ class JsonBlockParser:
         held, self._held, self._rest = self._held, "", ""
         self._is_other = True
         return self._otherwise.feed(held)
-
-
-def _json_object(text: str) -> dict[str, Any] | None:
-    try:
-        value = pydantic_core.from_json(text, allow_inf_nan=False)
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None

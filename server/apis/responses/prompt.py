@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from engine.request import ChatOptions, RequestError
+from engine.request import CONTEXT_LENGTH_EXCEEDED, ChatOptions, RequestError
 from server.apis.responses.items import (
     InputCall,
     InputCallOutput,
@@ -136,18 +136,26 @@ async def prepare_response(
     args = {**effort_args(effort), **template_args(body.chat_template_kwargs)}
     options = ChatOptions(tools=template_tools(selection.tools), template_args=args)
     fields = _sampling_fields(body)
-    if body.truncation == "auto":
-        messages = await without_oldest_turns(context, messages, options, body.max_output_tokens)
-    return await prepare_turn(
-        context,
-        messages,
-        options,
-        fields,
-        max_tokens=body.max_output_tokens,
-        logprobs=None,
-        max_calls=1 if body.parallel_tool_calls is False else None,
-        forced=forced_call(selection.choice),
-    )
+
+    async def prepared(messages: tuple[Message, ...]) -> Turn:
+        return await prepare_turn(
+            context,
+            messages,
+            options,
+            fields,
+            max_tokens=body.max_output_tokens,
+            logprobs=None,
+            max_calls=1 if body.parallel_tool_calls is False else None,
+            forced=forced_call(selection.choice),
+        )
+
+    try:
+        return await prepared(messages)
+    except RequestError as error:
+        if body.truncation != "auto" or error.code != CONTEXT_LENGTH_EXCEEDED:
+            raise
+    kept = await without_oldest_turns(context, messages, options, body.max_output_tokens)
+    return await prepared(kept)
 
 
 def api_names(body: ResponsesRequest) -> Mapping[str, str]:

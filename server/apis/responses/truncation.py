@@ -19,7 +19,7 @@ async def without_oldest_turns(
     options: ChatOptions,
     max_tokens: int | None,
 ) -> tuple[Message, ...]:
-    """The conversation, less as few of its oldest turns as make room for the answer if it has none.
+    """A conversation with no room for the answer, less as few of its oldest turns as make it.
 
     A turn is a user's message with all that follows it up to the next one's. What stands in front
     of the first stays, and so does the last turn, whether it fits or not.
@@ -28,8 +28,6 @@ async def without_oldest_turns(
         max_tokens: of the answer; None: the client names no limit.
     """
     limit = context.engine.limits.max_context
-    if len(await encode_turn(context, messages, options)) + (max_tokens or 1) <= limit:
-        return messages
     room = limit // _ANSWER_SHARE if max_tokens is None else max_tokens
     starts = [n for n, message in enumerate(messages) if message["role"] == "user"]
     if len(starts) < 2:
