@@ -4,6 +4,7 @@
 # What the package index offers as torch may come with CUDA, gigabytes that a CPU has no use for.
 # PyTorch has indexes of its own with torch for CPUs only, and for each version of CUDA:
 #                   --build-arg TORCH_CPU_INDEX_URL=... or --build-arg TORCH_CUDA_INDEX_URL=...
+# The git tags don't come along. Whoever knows the version names it:  --build-arg VERSION=1.2.3
 
 ARG BASE_IMAGE=python:3.11-slim
 
@@ -31,12 +32,13 @@ ARG TORCH_CPU_INDEX_URL=""
 RUN if [ -n "$TORCH_CPU_INDEX_URL" ]; then \
         pip install --no-deps --index-url "$TORCH_CPU_INDEX_URL" torch; \
     fi
+ARG VERSION=""
 COPY pyproject.toml CMakeLists.txt README.md LICENSE ./
 COPY engine engine
 COPY server server
 COPY loadtest loadtest
 # hadolint ignore=DL3013
-RUN pip install '.[tracing]'
+RUN SETUPTOOLS_SCM_PRETEND_VERSION_FOR_SLIPSTREAM="$VERSION" pip install '.[tracing]'
 
 FROM build AS build-cuda
 ARG TORCH_CUDA_INDEX_URL=""
@@ -46,12 +48,13 @@ RUN if [ -n "$TORCH_CUDA_INDEX_URL" ]; then \
     else \
         pip install torch; \
     fi
+ARG VERSION=""
 COPY pyproject.toml CMakeLists.txt README.md LICENSE ./
 COPY engine engine
 COPY server server
 COPY loadtest loadtest
 # hadolint ignore=DL3013
-RUN pip install '.[tracing]'
+RUN SETUPTOOLS_SCM_PRETEND_VERSION_FOR_SLIPSTREAM="$VERSION" pip install '.[tracing]'
 
 FROM base AS runtime
 RUN useradd --no-create-home --home-dir /cache --uid 10001 slipstream \

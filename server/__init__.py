@@ -1,2 +1,0 @@
-VERSION = "0.1.0"
-"""The same as in pyproject.toml."""

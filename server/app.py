@@ -14,7 +14,6 @@ from starlette.routing import Route
 
 from engine.config import Config, CorsConfig
 from engine.serving.async_engine import AsyncEngine, EngineState
-from server import VERSION
 from server.apis.chat import route as chat
 from server.apis.completions import route as completions
 from server.apis.messages import route as messages
@@ -40,6 +39,7 @@ from server.middleware.slashes import SlashesMiddleware
 from server.observability.http_counts import HttpCounts
 from server.observability.prometheus import make_registry
 from server.observability.tracing import Tracing
+from server.version import VERSION
 
 logger = logging.getLogger(__name__)
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import fnmatch
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from deploy.image.dockerfile import Dockerfile, Instruction, pairs
 from engine.config import load_config
 from server.cli.main import make_parser
 from server.process.serve import SHUTDOWN_SECONDS
@@ -24,11 +26,8 @@ def read_yaml(name: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def dockerfile() -> list[tuple[str, str]]:
-    """Instructions and their arguments, continuation lines joined."""
-    lines = (ROOT / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ").splitlines()
-    instructions = [line.split(maxsplit=1) for line in lines if line and not line.startswith("#")]
-    return [(keyword, argument.strip()) for keyword, argument in instructions if keyword.isupper()]
+def dockerfile() -> Dockerfile:
+    return Dockerfile.read(ROOT / "Dockerfile")
 
 
 @pytest.fixture(scope="module")
@@ -36,32 +35,26 @@ def compose() -> dict[str, Any]:
     return read_yaml("docker-compose.yml")
 
 
-def arguments(dockerfile: list[tuple[str, str]], keyword: str) -> list[str]:
-    return [argument for name, argument in dockerfile if name == keyword]
+def values(instructions: Iterable[Instruction], keyword: str) -> list[str]:
+    return [instruction.value for instruction in instructions if instruction.keyword == keyword]
 
 
-def stages(dockerfile: list[tuple[str, str]]) -> dict[str, list[tuple[str, str]]]:
-    """Instructions of each stage by its name, those of the stage it builds on first."""
-    found: dict[str, list[tuple[str, str]]] = {}
-    name = ""
-    for keyword, argument in dockerfile:
-        if keyword == "FROM":
-            parent, _, name = argument.partition(" AS ")
-            found[name] = list(found.get(parent, ()))
-        elif name:
-            found[name].append((keyword, argument))
-    return found
+def variables(instructions: Iterable[Instruction]) -> dict[str, str]:
+    """What ENV sets."""
+    return {
+        name: value for line in values(instructions, "ENV") for name, value in pairs(line).items()
+    }
 
 
 def test_prometheus_scrapes_the_port_the_server_listens_on(
-    dockerfile: list[tuple[str, str]], compose: dict[str, Any]
+    dockerfile: Dockerfile, compose: dict[str, Any]
 ) -> None:
     [job] = read_yaml("configs/prometheus.yml")["scrape_configs"]
     [target] = job["static_configs"][0]["targets"]
     host, port = target.split(":")
     assert host in compose["services"]
-    assert arguments(dockerfile, "EXPOSE") == [port]
-    command = json.loads(arguments(dockerfile, "CMD")[-1])
+    assert values(dockerfile.lineage("cpu"), "EXPOSE") == [port]
+    command = json.loads(values(dockerfile.lineage("cpu"), "CMD")[-1])
     assert command[command.index("--port") + 1] == port
     assert compose["services"][host]["ports"][0].endswith(f":{port}")
     from server.apis.operation import metrics
@@ -69,51 +62,49 @@ def test_prometheus_scrapes_the_port_the_server_listens_on(
     assert job["metrics_path"] in {getattr(route, "path", None) for route in metrics.router.routes}
 
 
-def test_the_command_is_one_the_server_understands(dockerfile: list[tuple[str, str]]) -> None:
-    assert json.loads(arguments(dockerfile, "ENTRYPOINT")[0]) == ["slipstream"]
-    command = json.loads(arguments(dockerfile, "CMD")[-1])
+def test_the_command_is_one_the_server_understands(dockerfile: Dockerfile) -> None:
+    assert json.loads(values(dockerfile.lineage("cpu"), "ENTRYPOINT")[0]) == ["slipstream"]
+    command = json.loads(values(dockerfile.lineage("cpu"), "CMD")[-1])
     parsed = make_parser().parse_args(command)
     assert parsed.host == "0.0.0.0"
     assert (ROOT / parsed.config).is_file()
 
 
 @pytest.mark.parametrize("target", ["cpu", "cuda"])
-def test_everything_runs_without_root(dockerfile: list[tuple[str, str]], target: str) -> None:
-    stage = stages(dockerfile)[target]
-    user = arguments(stage, "USER")[-1].split(":")[0]
+def test_everything_runs_without_root(dockerfile: Dockerfile, target: str) -> None:
+    stage = dockerfile.lineage(target)
+    user = values(stage, "USER")[-1].split(":")[0]
     assert int(user) > 0
-    assert any(f"--uid {user} " in run for run in arguments(stage, "RUN"))
-    assert f"--from=build-{target} /opt/venv /opt/venv" in arguments(stage, "COPY")
+    assert any(f"--uid {user} " in run for run in values(stage, "RUN"))
+    assert f"--from=build-{target} /opt/venv /opt/venv" in values(stage, "COPY")
 
 
 def test_the_cpu_image_is_the_default_and_compiles_nothing_at_run_time(
-    dockerfile: list[tuple[str, str]],
+    dockerfile: Dockerfile,
 ) -> None:
-    by_name = stages(dockerfile)
-    assert list(by_name)[-1] == "cpu"
-    assert any("g++" in run for run in arguments(by_name["build-cpu"], "RUN"))
-    assert not any("g++" in run for run in arguments(by_name["cpu"], "RUN"))
+    assert list(dockerfile.stages)[-1] == "cpu"
+    assert any("g++" in run for run in values(dockerfile.lineage("build-cpu"), "RUN"))
+    assert not any("g++" in run for run in values(dockerfile.lineage("cpu"), "RUN"))
 
 
 def test_nothing_is_written_outside_the_cache(
-    dockerfile: list[tuple[str, str]], compose: dict[str, Any]
+    dockerfile: Dockerfile, compose: dict[str, Any]
 ) -> None:
-    environment = " ".join(arguments(stages(dockerfile)["cpu"], "ENV"))
-    values = dict(re.findall(r"(\w+)=(\S+)", environment))
+    environment = variables(dockerfile.lineage("cpu"))
     for name in ("SLIPSTREAM_CACHE", "HF_HOME", "TMPDIR"):
-        assert values[name].startswith("/cache")
-    assert values["PYTHONDONTWRITEBYTECODE"] == "1"
+        assert environment[name].startswith("/cache")
+    assert environment["PYTHONDONTWRITEBYTECODE"] == "1"
     service = compose["services"]["slipstream"]
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
 
 
 def test_what_the_image_sets_is_valid_configuration(
-    dockerfile: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+    dockerfile: Dockerfile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    environment = " ".join(arguments(stages(dockerfile)["cpu"], "ENV"))
-    for name, value in re.findall(r"(SLIPSTREAM_\w+)=(\S+)", environment):
-        monkeypatch.setenv(name, value)
+    for name, value in variables(dockerfile.lineage("cpu")).items():
+        if name.startswith("SLIPSTREAM_"):
+            monkeypatch.setenv(name, value)
     assert load_config().log_format == "json"
 
 
@@ -128,20 +119,21 @@ def test_prometheus_finds_its_alerts(compose: dict[str, Any]) -> None:
     assert f"./configs/{alerts}:/etc/prometheus/{alerts}:ro" in mounts
 
 
-def test_the_health_check_asks_the_health_route(dockerfile: list[tuple[str, str]]) -> None:
+def test_the_health_check_asks_the_health_route(dockerfile: Dockerfile) -> None:
     from server.apis.operation import health
 
-    [check] = arguments(dockerfile, "HEALTHCHECK")
+    [check] = values(dockerfile.lineage("cpu"), "HEALTHCHECK")
     [path] = re.findall(r"127\.0\.0\.1:8000(/\w+)", check)
     assert path in {getattr(route, "path", None) for route in health.router.routes}
 
 
-def test_what_is_copied_is_there_and_not_ignored(dockerfile: list[tuple[str, str]]) -> None:
+def test_what_is_copied_is_there_and_not_ignored(dockerfile: Dockerfile) -> None:
     rules = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
     allowed = [rule[1:] for rule in rules if rule.startswith("!")]
     copied = {
         source
-        for copy in arguments(dockerfile, "COPY")
+        for stage in dockerfile.stages
+        for copy in values(dockerfile.lineage(stage), "COPY")
         if not copy.startswith("--from")
         for source in copy.split()[:-1]
     }
@@ -150,11 +142,10 @@ def test_what_is_copied_is_there_and_not_ignored(dockerfile: list[tuple[str, str
         assert (ROOT / source).exists(), source
         assert any(fnmatch.fnmatch(source, rule) for rule in allowed), source
     assert copied == set(allowed)
-    assert {name for name, _ in dockerfile} >= {"FROM", "HEALTHCHECK", "VOLUME"}
 
 
 def test_volumes_are_declared_and_mounted_where_they_are_used(
-    dockerfile: list[tuple[str, str]], compose: dict[str, Any]
+    dockerfile: Dockerfile, compose: dict[str, Any]
 ) -> None:
     mounts = [
         mount.split(":")
@@ -166,7 +157,6 @@ def test_volumes_are_declared_and_mounted_where_they_are_used(
     for source, *_ in mounts:
         if source.startswith("."):
             assert (ROOT / source).exists(), source
-    [environment] = [env for env in arguments(dockerfile, "ENV") if "SLIPSTREAM_CACHE" in env]
-    [cache] = re.findall(r"SLIPSTREAM_CACHE=(\S+)", environment)
-    assert arguments(dockerfile, "VOLUME") == [cache]
+    cache = variables(dockerfile.lineage("cpu"))["SLIPSTREAM_CACHE"]
+    assert values(dockerfile.lineage("cpu"), "VOLUME") == [cache]
     assert compose["services"]["slipstream"]["volumes"] == [f"model-cache:{cache}"]

@@ -36,7 +36,7 @@ LAYERS: tuple[frozenset[str], ...] = (
 
 SERVER_LAYERS: tuple[dict[str, str], ...] = (
     {
-        "": "limits",
+        "": "limits version",
         "json_schema": "keywords patterns",
         "parsing": "call_arguments deltas tags",
         "observability": "http_counts private_traceback request_record start_summary",

@@ -11,7 +11,7 @@ import math
 import mmap
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,6 +28,7 @@ from engine.models.decoder_spec import DecoderSpec
 from engine.models.runner import UnsupportedModelError
 from engine.models.source import ModelFiles
 from engine.models.weight_files import Tensor, WeightFiles, open_weights
+from engine.progress import reporting
 
 if TYPE_CHECKING:
     from engine.kernels._native import Format, PackedMatrix, ThreadPool
@@ -139,7 +140,7 @@ def packed_weights(
         started = time.monotonic()
         logger.info("packing the weights of %s for the CPU, once ...", files.name)
         weights = open_weights(files, spec.architecture)
-        _write(folder / _FILE_NAME, weights, spec, quantization, threads)
+        _write(folder / _FILE_NAME, weights, files.name, spec, quantization, threads)
         contents.require_unchanged()
         logger.info("packed %s in %.1f s", files.name, time.monotonic() - started)
 
@@ -205,7 +206,12 @@ def _format_of_blocks(tensor: Tensor) -> Format | None:
 
 
 def _write(
-    path: Path, weights: WeightFiles, spec: DecoderSpec, quantization: Quantization, threads: int
+    path: Path,
+    weights: WeightFiles,
+    name: str,
+    spec: DecoderSpec,
+    quantization: Quantization,
+    threads: int,
 ) -> None:
     tensors = _tensors(weights, quantization)
     entries = _plan(tensors, quantization)
@@ -219,32 +225,36 @@ def _write(
         memory[: len(_MAGIC)] = _MAGIC
         memory[len(_MAGIC) : len(_MAGIC) + 8] = len(header).to_bytes(8, "little")
         memory[len(_MAGIC) + 8 : len(_MAGIC) + 8 + len(header)] = header
-        _fill(memory, data_start, entries, tensors, weights, spec, threads)
+        _fill(memory, data_start, entries, tensors, weights, name, spec, threads)
 
 
 def _fill(
     memory: mmap.mmap,
     data_start: int,
-    entries: Iterable[_Entry],
+    entries: Sequence[_Entry],
     tensors: Mapping[str, Tensor],
     weights: WeightFiles,
+    name: str,
     spec: DecoderSpec,
     threads: int,
 ) -> None:
     native = load_native()
     pool = native.ThreadPool(threads)
-    for entry in entries:
-        tensor = tensors[entry.name]
-        out = np.frombuffer(memory, np.uint8, entry.size, data_start + entry.offset)
-        heads = _rotary_heads(entry.name, spec) if weights.interleaved_rope else 0
-        if entry.format is None:
-            out.view(np.float32)[:] = _vector(entry.name, tensor, weights, heads)
-        elif _format_of_blocks(tensor) is not None:
-            type_, to = GGMLQuantizationType[tensor.element_type], native.Format[entry.format]
-            native.pack_gguf(pool, type_, tensor.data, to, entry.rows, entry.cols, heads, out)
-        else:
-            _pack_floats(pool, tensor, entry, native.Format[entry.format], heads, out)
-        del out
+    total = sum(entry.size for entry in entries)
+    with reporting("packing", name, total, "bytes") as progress:
+        for entry in entries:
+            tensor = tensors[entry.name]
+            out = np.frombuffer(memory, np.uint8, entry.size, data_start + entry.offset)
+            heads = _rotary_heads(entry.name, spec) if weights.interleaved_rope else 0
+            if entry.format is None:
+                out.view(np.float32)[:] = _vector(entry.name, tensor, weights, heads)
+            elif _format_of_blocks(tensor) is not None:
+                type_, to = GGMLQuantizationType[tensor.element_type], native.Format[entry.format]
+                native.pack_gguf(pool, type_, tensor.data, to, entry.rows, entry.cols, heads, out)
+            else:
+                _pack_floats(pool, tensor, entry, native.Format[entry.format], heads, out)
+            del out
+            progress.advance(entry.size)
 
 
 def _pack_floats(

@@ -16,8 +16,8 @@ from engine.figures import DrafterMetrics, EngineMetrics, Histogram
 from engine.request import FinishReason
 from engine.serving.async_engine import AsyncEngine, EngineState
 from engine.summary import EngineSummary
-from server import VERSION
 from server.observability.http_counts import HttpCounts
+from server.version import VERSION
 
 
 def make_registry(

@@ -17,8 +17,8 @@ from starlette.types import Scope
 
 from engine.config import ConfigError, TracingConfig
 from engine.request import FinishReason, RequestTiming, SamplingParams
-from server import VERSION
 from server.observability.request_record import RequestRecord
+from server.version import VERSION
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor

@@ -12,8 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from engine.config import Config
 from engine.figures import DrafterMetrics, EngineMetrics, Histogram
 from engine.serving.async_engine import EngineState
-from server import VERSION
 from server.app import create_app
+from server.version import VERSION
 from tests.server.scripted_engine import ScriptedEngine
 
 VLLM = {"model_name": "tiny/model", "engine": "0"}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from server import VERSION
 from server.apis.operation.schema import Version
+from server.version import VERSION
 
 router = APIRouter(tags=["Operation"])
 
