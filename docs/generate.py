@@ -61,7 +61,7 @@ class IdleEngine:
 
     def summary(self) -> EngineSummary:
         target = ModelSummary("", 0, 0, "", "", "", None, 0, 0)
-        return EngineSummary("", target, {}, (), 0, NO_ADVICE)
+        return EngineSummary("", target, {}, (), 0, NO_ADVICE, has_chat_template=True)
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -244,6 +244,7 @@ def summarize(core: EngineCore) -> EngineSummary:
         drafters=tuple(drafter.name for drafter in drafters),
         max_context=core.limits.max_context,
         sampling_defaults=core.sampling_defaults,
+        has_chat_template=core.tokenizer.has_chat_template,
     )
 
 

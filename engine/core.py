@@ -13,6 +13,7 @@ from engine.models.runner import ModelRunner
 from engine.models.warm_up import can_compute, time_passes
 from engine.plan import Chunk, ChunkResult, StepPlan, StepResult, roll_back
 from engine.preparation import Preparation
+from engine.progress import reporting
 from engine.request import (
     NO_ADVICE,
     FinishReason,
@@ -206,12 +207,19 @@ class EngineCore:
         Raises:
             EngineBrokenError: the target computes no numbers.
         """
-        for rows, seconds in time_passes(self.target, _WARM_UP_ROWS):
-            self.speculator.observe_step(rows, seconds)
-        if not can_compute(self.target, 0):
-            raise EngineBrokenError("the model computes invalid logits: its weights are damaged")
-        self.speculator.warm_up()
-        self.grammars.warm_up()
+        steps = len(_WARM_UP_ROWS) + 3
+        with reporting("warming up", self.model_name, steps) as progress:
+            for rows, seconds in time_passes(self.target, _WARM_UP_ROWS):
+                self.speculator.observe_step(rows, seconds)
+                progress.advance(1)
+            if not can_compute(self.target, 0):
+                raise EngineBrokenError(
+                    "the model computes invalid logits: its weights are damaged"
+                )
+            progress.advance(1)
+            self.speculator.warm_up()
+            progress.advance(1)
+            self.grammars.warm_up()
 
     def resume_from(self, broken: EngineCore) -> None:
         """Go on with the waiting requests and the figures of a core that is used no more.

@@ -39,6 +39,7 @@ class EngineSummary:
     max_context: int
     """Tokens of one request, prompt and output."""
     sampling_defaults: SamplingDefaults
+    has_chat_template: bool
 
     def requests_that_fit(self, num_tokens: int) -> int:
         """Requests of so many tokens that can run at once, without sharing any prefix."""

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 MAX_LINES = 450
 
 LAYERS: tuple[frozenset[str], ...] = (
-    frozenset({"draft.table"}),
+    frozenset({"draft.table", "progress"}),
     frozenset({"fault", "request", "figures", "config", "serving.pace"}),
     frozenset(
         {
@@ -46,7 +46,7 @@ SERVER_LAYERS: tuple[dict[str, str], ...] = (
     {
         "json_schema": "disjoint numbers objects references",
         "parsing": "call_scanner reasoning",
-        "observability": "logs prometheus tracing",
+        "observability": "load_progress logs prometheus tracing",
         "apis.shared.schema": "content error structured tools usage",
     },
     {
@@ -111,6 +111,7 @@ SERVER_LAYERS: tuple[dict[str, str], ...] = (
     {"process": "metrics_server"},
     {"process": "serve"},
     {"cli": "command"},
+    {"cli": "machine"},
     {"cli": "bench cache doctor pull serve"},
     {"cli": "main"},
 )
@@ -130,11 +131,14 @@ SERVER_MAY_IMPORT = frozenset(
         "engine.config",
         "engine.doctor.advice",
         "engine.doctor.examine",
+        "engine.doctor.machine",
+        "engine.doctor.machine_advice",
         "engine.doctor.pair",
         "engine.figures",
         "engine.serving.pace",
         "engine.models.runner",
         "engine.models.source",
+        "engine.progress",
         "engine.request",
         "engine.summary",
     }

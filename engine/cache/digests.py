@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from engine.cache.errors import CacheError
+from engine.progress import reporting
 
 logger = logging.getLogger(__name__)
 
@@ -136,13 +137,21 @@ def digest_file(path: Path, size: int) -> str:
     Raises:
         CacheError: the file has fewer bytes than `size`.
     """
-    with path.open("rb") as file, ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    with (
+        reporting("reading", path.name, size, "bytes") as progress,
+        path.open("rb") as file,
+        ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool,
+    ):
         descriptor = file.fileno()
         leaves = pool.map(
             lambda begin: _digest_leaf(path, descriptor, begin, min(begin + _LEAF_BYTES, size)),
             range(0, size, _LEAF_BYTES),
         )
-        return hashlib.sha256(b"".join(leaves)).hexdigest()
+        whole = hashlib.sha256()
+        for leaf in leaves:
+            whole.update(leaf)
+            progress.advance(_LEAF_BYTES)
+        return whole.hexdigest()
 
 
 def _digest_leaf(path: Path, descriptor: int, begin: int, end: int) -> bytes:

@@ -86,7 +86,7 @@ def bench_kernels(
     return KernelReport(
         variant=variant or native.variants()[0],
         threads=threads,
-        read_gigabytes_per_second=_read_bandwidth(pool, variant),
+        read_gigabytes_per_second=read_bandwidth(pool, variant),
         shapes=tuple(
             ShapeTimes(
                 shape.format,
@@ -100,7 +100,8 @@ def bench_kernels(
     )
 
 
-def _read_bandwidth(pool: ThreadPool, variant: str) -> float:
+def read_bandwidth(pool: ThreadPool, variant: str = "") -> float:
+    """Plain reads of a large buffer on the pool's threads, in 1e9 bytes a second."""
     native = load_native()
     data = np.ones(_BANDWIDTH_BYTES, np.uint8)
     seconds = []

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import shutil
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, redirect_stderr
+from contextlib import contextmanager, redirect_stderr
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,9 @@ from engine.cache.model_cache import cache_key
 from engine.models.folder_check import check_folder
 from engine.models.gguf_header import GgufError, GgufHeader, gguf_parts, read_header
 from engine.models.gguf_merge import merge
+from engine.models.library_bars import BarReader
 from engine.models.source import ModelFiles, ModelSourceError
+from engine.progress import Phase, Reporter, reporting
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ def hf_folder(files: ModelFiles) -> Path:
         check_folder(files.weights)
         return files.weights
     message = f"converting configuration and tokenizer of {files.name}, once"
-    return _converted(files, "folder", message, _write_hf_files)
+    return _converted(files, "folder", "converting", message, _write_hf_files)
 
 
 def torch_folder(files: ModelFiles) -> Path:
@@ -87,15 +87,20 @@ def torch_folder(files: ModelFiles) -> Path:
     return _converted(
         files,
         "float32",
+        "unpacking",
         message,
-        lambda path, folder: _write_float32_weights(path, template, folder),
+        lambda path, folder, progress: _write_float32_weights(path, template, folder, progress),
     )
 
 
 def _converted(
-    files: ModelFiles, form: str, message: str, write: Callable[[Path, Path], None]
+    files: ModelFiles,
+    form: str,
+    phase: Phase,
+    message: str,
+    write: Callable[[Path, Path, Reporter], None],
 ) -> Path:
-    """The cached folder for a GGUF file, made by `write(path, folder)` if it is missing."""
+    """The cached folder for a GGUF file, made by `write(path, folder, progress)` if missing."""
     path = files.weights
     cache = model_cache()
     contents = cache.contents(files.weight_files)
@@ -105,7 +110,8 @@ def _converted(
     def make(folder: Path) -> None:
         logger.info("%s ...", message)
         try:
-            write(path, folder)
+            with reporting(phase, files.name) as progress:
+                write(path, folder, progress)
         except _CONVERSION_ERRORS as error:
             raise ModelSourceError(" ".join(str(error).split())) from error
         except _METADATA_ERRORS as error:
@@ -116,7 +122,7 @@ def _converted(
     return cache.folder("converted", f"{path.stem}-{form}", key, make)
 
 
-def _write_hf_files(path: Path, folder: Path) -> None:
+def _write_hf_files(path: Path, folder: Path, _: Reporter) -> None:
     from engine.models.gguf_tokenizer import convert_tokenizer
 
     header = read_header(path)
@@ -203,14 +209,14 @@ def _write_json(path: Path, values: dict[str, Any]) -> None:
     path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
 
-def _write_float32_weights(path: Path, template: Path, folder: Path) -> None:
+def _write_float32_weights(path: Path, template: Path, folder: Path, progress: Reporter) -> None:
     import torch
     from safetensors.torch import save_model
     from transformers import AutoConfig, AutoModelForCausalLM
 
     # Given the configuration, transformers doesn't read the file a second time for it.
     config = AutoConfig.from_pretrained(template)
-    with _one_file(path, folder, with_weights=True) as file, _transformers_progress():
+    with _one_file(path, folder, with_weights=True) as file, _bar_told_to(progress):
         model = AutoModelForCausalLM.from_pretrained(
             file.parent, gguf_file=file.name, config=config, dtype=torch.float32
         )
@@ -221,17 +227,14 @@ def _write_float32_weights(path: Path, template: Path, folder: Path) -> None:
 
 
 @contextmanager
-def _transformers_progress() -> Iterator[None]:
-    """Keep the bar that counts unpacked tensors, on a terminal; drop transformers' other ones."""
+def _bar_told_to(progress: Reporter) -> Iterator[None]:
+    """Read the bar that counts unpacked tensors; drop transformers' other ones."""
     from transformers.utils import logging as transformers_logging
 
     had_bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
-        with ExitStack() as stack:
-            if not sys.stderr.isatty():
-                sink = stack.enter_context(Path(os.devnull).open("w", encoding="utf-8"))
-                stack.enter_context(redirect_stderr(sink))
+        with redirect_stderr(BarReader(progress)):
             yield
     finally:
         if had_bars:

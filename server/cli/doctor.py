@@ -1,9 +1,8 @@
-"""`slipstream doctor`: examines a pair of target and draft on this machine."""
+"""`slipstream doctor`: examines this machine, or a pair of target and draft on it."""
 
 from __future__ import annotations
 
 import argparse
-import json
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ from rich.table import Table
 from engine.config import Config
 from loadtest.suites import DEFAULT_SUITE, SuiteError, read_suite
 from server.cli.command import CommandError, Run, Subcommand, add_config_arguments
+from server.cli.machine import STDOUT, examine_and_print, write_json
 from server.observability.logs import configure_logging
 
 if TYPE_CHECKING:
@@ -42,7 +42,14 @@ def _configure(parser: argparse.ArgumentParser) -> Run:
         action="store_true",
         help="also measure drafts of the likeliest tokens, which do not share the target's noise",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
+    parser.add_argument(
+        "--json",
+        type=Path,
+        nargs="?",
+        const=STDOUT,
+        metavar="FILE",
+        help="also write the figures there; without FILE, to stdout and nothing else",
+    )
     parser.add_argument(
         "--plot", type=Path, metavar="FILE.png", help="also plot acceptance and expected speed"
     )
@@ -50,24 +57,28 @@ def _configure(parser: argparse.ArgumentParser) -> Run:
     def run(arguments: argparse.Namespace) -> None:
         config = resolve_config(arguments)
         configure_logging("warning" if config.log_level == "info" else config.log_level)
+        console = Console(stderr=arguments.json == STDOUT, quiet=arguments.json == STDOUT)
+        if not config.draft_models:
+            examine_and_print(config, arguments.json, console)
+            return
         if arguments.plot is not None:
             _need_matplotlib()
-        console = Console()
         report = _examine(config, arguments, console)
         from engine.doctor.advice import advise
 
         advice = advise(report)
         _print(report, advice, console)
         if arguments.json is not None:
-            figures = report.as_json() | {"advice": advice}
-            arguments.json.write_text(json.dumps(figures, indent=1), encoding="utf-8")
+            write_json(report.as_json() | {"advice": advice}, arguments.json)
         if arguments.plot is not None:
             _plot(report, arguments.plot)
 
     return run
 
 
-COMMAND = Subcommand("doctor", "examine a pair of target and draft on this machine", _configure)
+COMMAND = Subcommand(
+    "doctor", "examine this machine or, with a draft model, the pair on it", _configure
+)
 
 
 def _examine(config: Config, arguments: argparse.Namespace, console: Console) -> Report:

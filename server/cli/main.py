@@ -10,6 +10,7 @@ from typing import NoReturn
 from engine.config import ConfigError
 from server.cli import bench, cache, doctor, pull, serve
 from server.cli.command import CommandError, Run
+from server.version import VERSION
 
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
@@ -29,6 +30,7 @@ def make_parser() -> argparse.ArgumentParser:
         prog="slipstream",
         description="OpenAI-compatible LLM inference server with universal assisted generation.",
     )
+    parser.add_argument("--version", action="version", version=f"slipstream {VERSION}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for subcommand in SUBCOMMANDS:
         subparser = subparsers.add_parser(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from server.cli.command import CommandError, Run, Subcommand
+from server.observability.load_progress import showing_progress
 from server.observability.logs import configure_logging
 
 
@@ -22,7 +23,8 @@ def _configure(parser: argparse.ArgumentParser) -> Run:
 
         configure_logging("info")
         try:
-            files = resolve(arguments.ref)
+            with showing_progress():
+                files = resolve(arguments.ref)
         except (ModelSourceError, CacheError) as error:
             raise CommandError(str(error)) from error
         print(files.weights)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import shlex
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
@@ -15,16 +17,22 @@ logger = logging.getLogger(__name__)
 _TYPICAL_TOKENS = (2048, 512)
 """Lengths of requests for which the summary tells how many fit, beside the longest."""
 
+_QUESTION = {"role": "user", "content": "Name three rivers."}
 
-def log_ready(summary: EngineSummary, config: Config, url: str) -> None:
-    """Tell once that requests can be served, for people and, in JSON logs, for programs."""
+
+def log_ready(summary: EngineSummary, config: Config, url: str, *, needs_key: bool) -> None:
+    """Tell once that requests can be served, for people and, in JSON logs, for programs.
+
+    Args:
+        needs_key: whether a request must bring an API key.
+    """
     logger.info(
         "%s is ready on %s",
         summary.name,
         url,
         extra={
             "fields": startup_fields(summary, config, url),
-            "details": startup_text(summary, config),
+            "details": f"{startup_text(summary, config)}\n{first_request(summary, url, needs_key)}",
         },
     )
 
@@ -68,6 +76,18 @@ def startup_text(summary: EngineSummary, config: Config) -> str:
     ]
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"  {name:<{width}}  {value}" for name, value in rows)
+
+
+def first_request(summary: EngineSummary, url: str, needs_key: bool) -> str:
+    """A command that asks the server something, to paste into a terminal."""
+    key = " -H 'Authorization: Bearer YOUR_KEY'" if needs_key else ""
+    if summary.has_chat_template:
+        route, prompt = "chat/completions", {"messages": [_QUESTION]}
+    else:
+        route, prompt = "completions", {"prompt": "Once upon a time"}
+    body = json.dumps({"model": summary.name, "max_tokens": 60, **prompt})
+    command = f"curl {url}/v1/{route}{key} -H 'Content-Type: application/json'"
+    return f"  try it:\n    {command} \\\n      -d {shlex.quote(body)}"
 
 
 def _model(model: ModelSummary) -> str:

@@ -15,6 +15,7 @@ from engine.serving.async_engine import AsyncEngine
 from server.app import create_app
 from server.context import ServerContext
 from server.middleware.api_keys import ApiKeys
+from server.observability.load_progress import showing_progress
 from server.observability.start_summary import log_ready
 from server.observability.tracing import make_tracing
 from server.process.drain import DrainingServer
@@ -43,10 +44,17 @@ def make_engine(config: Config) -> AsyncEngine:
         # Torch takes seconds to import; /health answers meanwhile.
         from engine.build import load_engine
 
-        return load_engine(config)
+        with showing_progress(config.log_format):
+            make_core = load_engine(config)
+        return lambda: _warmed_up(make_core, config)
 
     max_requests = config.scheduler.max_running + config.scheduler.max_waiting
     return AsyncEngine(load, max_requests=max_requests, recovery=config.recovery)
+
+
+def _warmed_up(make_core: Callable[[], EngineCore], config: Config) -> EngineCore:
+    with showing_progress(config.log_format):
+        return make_core()
 
 
 def serve(
@@ -87,7 +95,7 @@ async def _serve(
 
     def on_loaded(failure: BaseException | None) -> None:
         if failure is None:
-            log_ready(engine.summary(), config, url)
+            log_ready(engine.summary(), config, url, needs_key=len(keys) > 0)
         else:
             failures.append(failure)
             server.should_exit = True

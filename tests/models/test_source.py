@@ -249,7 +249,7 @@ class TestHub:
     def test_gets_one_gguf_file(self, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         calls: list[tuple[str, str, str | None]] = []
 
-        def hf_hub_download(repo: str, file: str, *, revision: str | None) -> str:
+        def hf_hub_download(repo: str, file: str, *, revision: str | None, **_: Any) -> str:
             calls.append((repo, file, revision))
             return str(tiny_gguf)
 

@@ -178,6 +178,7 @@ class ScriptedEngine:
             drafters=self.drafters,
             max_context=self.max_context,
             sampling_defaults=self.sampling_defaults,
+            has_chat_template=True,
         )
 
     def metrics(self) -> EngineMetrics:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import io
 import json
 import logging
+import shlex
 import sys
 
 import pytest
@@ -19,7 +21,7 @@ from server.observability.logs import (
     RequestIdFilter,
     configure_logging,
 )
-from server.observability.start_summary import log_ready
+from server.observability.start_summary import first_request, log_ready
 from tests.server.live_server import live_server
 from tests.server.scripted_engine import ScriptedEngine
 
@@ -195,7 +197,7 @@ async def test_requests_are_counted_by_route_not_by_path(client):
 
 
 def ready_log(log, engine, config):
-    log_ready(engine.summary(), config, "http://127.0.0.1:8000")
+    log_ready(engine.summary(), config, "http://127.0.0.1:8000", needs_key=False)
     return log()
 
 
@@ -216,7 +218,7 @@ def test_start_up_summary(log, log_format):
         assert record["sampling_defaults"] == {"temperature": 0.7, "top_k": 20}
         assert record["drafters"] == ["predicted", "ngram"]
         return
-    head, *table = lines
+    head, *table, _, command, body = lines
     assert head.endswith(
         "server.observability.start_summary: tiny/model is ready on http://127.0.0.1:8000"
     )
@@ -231,3 +233,13 @@ def test_start_up_summary(log, log_format):
     assert "drain_timeout=20.0" in rows["limits"]
     assert "max_choices=7" in rows["limits"]
     assert rows["sampling"] == "temperature=0.7, top_k=20 (the model's advice)"
+    words = shlex.split(f"{command[:-1]} {body}")
+    assert words[:2] == ["curl", "http://127.0.0.1:8000/v1/chat/completions"]
+    assert json.loads(words[-1])["model"] == "tiny/model"
+
+
+def test_the_first_request_brings_a_key_where_one_is_needed():
+    summary = dataclasses.replace(ScriptedEngine().summary(), has_chat_template=False)
+    words = shlex.split(first_request(summary, "https://127.0.0.1:8000", needs_key=True))
+    assert "https://127.0.0.1:8000/v1/completions" in words
+    assert "Authorization: Bearer YOUR_KEY" in words

@@ -81,6 +81,13 @@ std::vector<const Kernels*> runnable_kernels() {
   return found;
 }
 
+std::vector<const Kernels*> compiled_kernels() {
+  std::vector<const Kernels*> found;
+  for (const Kernels* kernels : {amx_kernels(), avx512_kernels(), avx2_kernels(), neon_kernels(), scalar_kernels()})
+    if (kernels != nullptr) found.push_back(kernels);
+  return found;
+}
+
 const Kernels& select_kernels(const std::string& name) {
   std::string names;
   for (const Kernels* kernels : runnable_kernels()) {

@@ -140,6 +140,9 @@ const Kernels* neon_kernels();
 
 // Variants this machine can run, fastest first; "scalar" is always the last.
 std::vector<const Kernels*> runnable_kernels();
+
+// What this build has kernels for, whether this machine can run them or not.
+std::vector<const Kernels*> compiled_kernels();
 // The named variant, or the fastest when `name` is empty. Throws std::invalid_argument.
 const Kernels& select_kernels(const std::string& name);
 

@@ -197,9 +197,9 @@ uint64_t read_bytes(ThreadPool& pool, const std::string& variant, Bytes data) {
   return total;
 }
 
-std::vector<std::string> variants() {
+std::vector<std::string> names_of(const std::vector<const Kernels*>& some) {
   std::vector<std::string> names;
-  for (const Kernels* kernels : runnable_kernels()) names.emplace_back(kernels->name);
+  for (const Kernels* kernels : some) names.emplace_back(kernels->name);
   return names;
 }
 
@@ -218,7 +218,8 @@ NB_MODULE(_native, m) {
       .value("Q8_AFFINE", Format::Q8Affine)
       .value("Q4_TABLE", Format::Q4Table)
       .value("Q4_TABLE_SUPER", Format::Q4TableSuper);
-  m.def("variants", &variants, "Kernel variants this machine can run, fastest first.");
+  m.def("variants", [] { return names_of(runnable_kernels()); }, "Kernel variants this machine can run, fastest first.");
+  m.def("compiled_variants", [] { return names_of(compiled_kernels()); }, "Kernel variants this build has, for any machine.");
   m.def("format_for_gguf", &format_for_gguf, nb::arg("ggml_type"));
   m.def("gguf_row_bytes", &gguf_row_bytes, nb::arg("ggml_type"), nb::arg("cols"));
   m.def("packed_bytes", [](Format format, int rows, int cols) { return shaped(format, rows, cols).bytes(); },
