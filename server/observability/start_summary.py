@@ -17,8 +17,6 @@ logger = logging.getLogger(__name__)
 _TYPICAL_TOKENS = (2048, 512)
 """Lengths of requests for which the summary tells how many fit, beside the longest."""
 
-_QUESTION = {"role": "user", "content": "Name three rivers."}
-
 
 def log_ready(summary: EngineSummary, config: Config, url: str, *, needs_key: bool) -> None:
     """Tell once that requests can be served, for people and, in JSON logs, for programs.
@@ -81,13 +79,15 @@ def startup_text(summary: EngineSummary, config: Config) -> str:
 def first_request(summary: EngineSummary, url: str, needs_key: bool) -> str:
     """A command that asks the server something, to paste into a terminal."""
     key = " -H 'Authorization: Bearer YOUR_KEY'" if needs_key else ""
+    body: dict[str, Any] = {"model": summary.name, "max_tokens": 60}
     if summary.has_chat_template:
-        route, prompt = "chat/completions", {"messages": [_QUESTION]}
+        route = "chat/completions"
+        body["messages"] = [{"role": "user", "content": "Name three rivers."}]
     else:
-        route, prompt = "completions", {"prompt": "Once upon a time"}
-    body = json.dumps({"model": summary.name, "max_tokens": 60, **prompt})
+        route = "completions"
+        body["prompt"] = "Once upon a time"
     command = f"curl {url}/v1/{route}{key} -H 'Content-Type: application/json'"
-    return f"  try it:\n    {command} \\\n      -d {shlex.quote(body)}"
+    return f"  try it:\n    {command} \\\n      -d {shlex.quote(json.dumps(body))}"
 
 
 def _model(model: ModelSummary) -> str:
