@@ -21,7 +21,7 @@ from engine.models.gguf_header import GgufError, GgufHeader, gguf_parts, read_he
 from engine.models.gguf_merge import merge
 from engine.models.library_bars import BarReader
 from engine.models.source import ModelFiles, ModelSourceError
-from engine.progress import Phase, Reporter, reporting
+from engine.progress import Reporter, reporting
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +50,14 @@ _END_OF_TEXT = (
 )
 """Control tokens that end an answer; a GGUF file names only one, chat models have several."""
 
+_TOKENS = "tokenizer.ggml.tokens"
+_VOCABULARY = (
+    _TOKENS,
+    "tokenizer.ggml.merges",
+    "tokenizer.ggml.scores",
+    "tokenizer.ggml.token_type",
+)
+
 _UNSUPPORTED_ROPE_SCALING = ("linear", "yarn", "longrope")
 
 
@@ -67,7 +75,7 @@ def hf_folder(files: ModelFiles) -> Path:
         check_folder(files.weights)
         return files.weights
     message = f"converting configuration and tokenizer of {files.name}, once"
-    return _converted(files, "folder", "converting", message, _write_hf_files)
+    return _converted(files, "folder", message, _write_hf_files)
 
 
 def torch_folder(files: ModelFiles) -> Path:
@@ -87,20 +95,15 @@ def torch_folder(files: ModelFiles) -> Path:
     return _converted(
         files,
         "float32",
-        "unpacking",
         message,
-        lambda path, folder, progress: _write_float32_weights(path, template, folder, progress),
+        lambda path, folder: _write_float32_weights(path, template, folder),
     )
 
 
 def _converted(
-    files: ModelFiles,
-    form: str,
-    phase: Phase,
-    message: str,
-    write: Callable[[Path, Path, Reporter], None],
+    files: ModelFiles, form: str, message: str, write: Callable[[Path, Path], None]
 ) -> Path:
-    """The cached folder for a GGUF file, made by `write(path, folder, progress)` if missing."""
+    """The cached folder for a GGUF file, made by `write(path, folder)` if it is missing."""
     path = files.weights
     cache = model_cache()
     contents = cache.contents(files.weight_files)
@@ -110,8 +113,7 @@ def _converted(
     def make(folder: Path) -> None:
         logger.info("%s ...", message)
         try:
-            with reporting(phase, files.name) as progress:
-                write(path, folder, progress)
+            write(path, folder)
         except _CONVERSION_ERRORS as error:
             raise ModelSourceError(" ".join(str(error).split())) from error
         except _METADATA_ERRORS as error:
@@ -122,16 +124,17 @@ def _converted(
     return cache.folder("converted", f"{path.stem}-{form}", key, make)
 
 
-def _write_hf_files(path: Path, folder: Path, _: Reporter) -> None:
+def _write_hf_files(path: Path, folder: Path) -> None:
     from engine.models.gguf_tokenizer import convert_tokenizer
 
     header = read_header(path)
     _refuse_lost_rope_scaling(path, header)
-    with _one_file(path, folder, with_weights=False) as file:
-        _write_json(folder / "config.json", _model_config(file))
-    _write_json(folder / "generation_config.json", _generation_config(header))
-    _write_json(folder / "tokenizer_config.json", _tokenizer_config(header))
-    convert_tokenizer(path, header).save(str(folder / "tokenizer.json"))
+    with reporting("converting", path.stem, total=2) as progress:
+        _write_json(folder / "config.json", _model_config(path, header, folder))
+        progress.advance(1)
+        _write_json(folder / "generation_config.json", _generation_config(header))
+        _write_json(folder / "tokenizer_config.json", _tokenizer_config(header))
+        convert_tokenizer(path, header).save(str(folder / "tokenizer.json"))
     if template := header.metadata.get("tokenizer.chat_template"):
         (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
 
@@ -149,24 +152,37 @@ def _refuse_lost_rope_scaling(path: Path, header: GgufHeader) -> None:
 
 
 @contextmanager
-def _one_file(path: Path, folder: Path, *, with_weights: bool) -> Iterator[Path]:
+def _one_file(path: Path, folder: Path) -> Iterator[Path]:
     """The model in one file, which transformers needs; of parts one is made in `folder`."""
     if len(gguf_parts(path)) == 1:
         yield path
         return
     merged = folder / "merged.gguf"
     try:
-        merge(path, merged, with_weights=with_weights)
+        merge(path, merged, with_weights=True)
         yield merged
     finally:
         merged.unlink(missing_ok=True)
 
 
-def _model_config(path: Path) -> dict[str, Any]:
+def _model_config(path: Path, header: GgufHeader, folder: Path) -> dict[str, Any]:
+    """What transformers makes of a model's facts, read without its weights and vocabulary.
+
+    It would take 3 to 20 s for the vocabulary, only to learn how large that is.
+    """
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    config: dict[str, Any] = AutoConfig.from_pretrained(path.parent, gguf_file=path.name).to_dict()
+    told, tokens = header.of_architecture("vocab_size"), header.metadata.get(_TOKENS, ())
+    adding = {f"{header.architecture}.vocab_size": len(tokens)} if tokens and told is None else {}
+    facts = folder / "facts.gguf"
+    try:
+        merge(path, facts, with_weights=False, without=_VOCABULARY, adding=adding)
+        config: dict[str, Any] = AutoConfig.from_pretrained(folder, gguf_file=facts.name).to_dict()
+    finally:
+        facts.unlink(missing_ok=True)
+    if adding:  # not of every architecture does transformers read it
+        config["vocab_size"] = len(tokens)
     config.pop("_name_or_path", None)
     config.pop("_model_name_or_path", None)
     architecture = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config["model_type"])
@@ -209,14 +225,18 @@ def _write_json(path: Path, values: dict[str, Any]) -> None:
     path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
 
-def _write_float32_weights(path: Path, template: Path, folder: Path, progress: Reporter) -> None:
+def _write_float32_weights(path: Path, template: Path, folder: Path) -> None:
     import torch
     from safetensors.torch import save_model
     from transformers import AutoConfig, AutoModelForCausalLM
 
     # Given the configuration, transformers doesn't read the file a second time for it.
     config = AutoConfig.from_pretrained(template)
-    with _one_file(path, folder, with_weights=True) as file, _bar_told_to(progress):
+    with (
+        reporting("unpacking", path.stem) as progress,
+        _one_file(path, folder) as file,
+        _bar_told_to(progress),
+    ):
         model = AutoModelForCausalLM.from_pretrained(
             file.parent, gguf_file=file.name, config=config, dtype=torch.float32
         )

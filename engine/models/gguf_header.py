@@ -10,7 +10,7 @@ import math
 import mmap
 import re
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -134,16 +134,23 @@ def _joined(path: Path, headers: Sequence[GgufHeader]) -> tuple[TensorEntry, ...
     return tensors
 
 
-def raw_metadata(path: Path) -> tuple[int, bytes]:
-    """Number of values and their bytes in a file that `read_header` accepts."""
+def raw_metadata(path: Path, without: Container[str] = ()) -> tuple[int, bytes]:
+    """Number of values and their bytes in a file that `read_header` accepts.
+
+    Args:
+        without: keys of values to leave out.
+    """
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         cursor = _Cursor(data)
         _, _, count = cursor.scalar("I"), cursor.scalar("Q"), cursor.scalar("Q")
-        start = cursor.position
+        kept = []
         for _ in range(count):
-            cursor.string()
+            start = cursor.position
+            key = cursor.string()
             cursor.value(cursor.scalar("I"))
-        return count, data[start : cursor.position]
+            if key not in without:
+                kept.append(data[start : cursor.position])
+        return len(kept), b"".join(kept)
 
 
 def _read_file(path: Path) -> GgufHeader:

@@ -3,28 +3,41 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
-from gguf.constants import GGUF_DEFAULT_ALIGNMENT, GGMLQuantizationType
+from gguf.constants import GGUF_DEFAULT_ALIGNMENT, GGMLQuantizationType, GGUFValueType
 
 from engine.models.gguf_header import TensorEntry, raw_metadata, read_header
 
 _COPY_BYTES = 1 << 22
 
 
-def merge(first: Path, target: Path, *, with_weights: bool) -> None:
+def merge(
+    first: Path,
+    target: Path,
+    *,
+    with_weights: bool,
+    without: Container[str] = (),
+    adding: Mapping[str, int] | None = None,
+) -> None:
     """Write one file with the metadata of the first part and the tensors of all.
 
     Args:
         with_weights: False: zeros in their place, which take no room on the disk.
+        without: keys of metadata to leave out.
+        adding: metadata that is not there yet, numbers of 32 bits.
 
     Raises:
         GgufError: some part is damaged or missing.
     """
     header = read_header(first)
     alignment = header.metadata.get("general.alignment", GGUF_DEFAULT_ALIGNMENT)
-    count, metadata = raw_metadata(first)
+    count, metadata = raw_metadata(first, without)
+    for key, value in (adding or {}).items():
+        count += 1
+        metadata += _string(key) + struct.pack("<II", GGUFValueType.UINT32, value)
     with target.open("xb") as file:
         file.write(struct.pack("<4sIQQ", b"GGUF", 3, len(header.tensors), count) + metadata)
         place = 0
@@ -42,10 +55,14 @@ def merge(first: Path, target: Path, *, with_weights: bool) -> None:
 
 
 def _table_entry(tensor: TensorEntry, place: int) -> bytes:
-    name = tensor.name.encode()
     sizes = struct.pack(f"<I{len(tensor.shape)}Q", len(tensor.shape), *tensor.shape[::-1])
     type_ = int(GGMLQuantizationType[tensor.element_type])
-    return struct.pack("<Q", len(name)) + name + sizes + struct.pack("<IQ", type_, place)
+    return _string(tensor.name) + sizes + struct.pack("<IQ", type_, place)
+
+
+def _string(text: str) -> bytes:
+    encoded = text.encode()
+    return struct.pack("<Q", len(encoded)) + encoded
 
 
 def _copy(tensor: TensorEntry, file: BinaryIO) -> None:

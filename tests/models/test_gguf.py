@@ -15,6 +15,7 @@ import pytest
 from gguf import GGUFReader, GGUFValueType
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
+from transformers import AutoConfig
 
 from engine.cache.errors import CacheError
 from engine.models import gguf
@@ -113,6 +114,19 @@ class TestConversion:
         files = ModelFiles("m", "m", tmp_path)
         assert hf_folder(files) == tmp_path
         assert torch_folder(files) == tmp_path
+
+    @pytest.mark.parametrize("told", [None, 300], ids=["counted", "told"])
+    def test_reads_the_configuration_as_from_the_whole_file(
+        self, tmp_path: Path, told: int | None
+    ) -> None:
+        files = tiny(tmp_path, extra={} if told is None else {"llama.vocab_size": told})
+        read = AutoConfig.from_pretrained(tmp_path, gguf_file=files.weights.name)
+        whole = json.loads(json.dumps(read.to_dict(), default=str))
+        config = read_json(hf_folder(files) / "config.json")
+        differing = {key for key in whole.keys() | config if whole.get(key) != config.get(key)}
+        assert differing <= {"_name_or_path", "_model_name_or_path", "architectures", "dtype"}
+        assert config["vocab_size"] == (264 if told is None else told)
+        assert not list(hf_folder(files).glob("*.gguf"))
 
     def test_writes_what_transformers_reads(self, tmp_path: Path) -> None:
         folder = hf_folder(tiny(tmp_path))

@@ -103,7 +103,8 @@ def test_bars_leave_nothing_behind_and_let_the_log_through(monkeypatch):
     written = io.StringIO()
     handler = logging.StreamHandler(written)
     monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
-    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    terminal = io.StringIO()
+    console = Console(file=terminal, force_terminal=True, width=100)
     with (
         _bars(console) as listener,
         listening(listener),
@@ -111,8 +112,8 @@ def test_bars_leave_nothing_behind_and_let_the_log_through(monkeypatch):
     ):
         progress.advance(50)
         logging.getLogger("x").warning("a line of the log")
-        wait_until(lambda: "50%" in console.file.getvalue())
-    shown = console.file.getvalue()
+        wait_until(lambda: "50%" in terminal.getvalue())
+    shown = terminal.getvalue()
     assert "packing m" in shown
     assert "a line of the log" in shown
     assert handler.stream is written

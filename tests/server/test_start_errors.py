@@ -17,7 +17,6 @@ from engine.config import Config
 from engine.kernels import native_available
 from engine.models import gguf
 from engine.models.source import ModelSourceError, resolve
-from engine.progress import Reporter
 from server.process.load_errors import OUT_OF_MEMORY, load_failure
 from tests.models.tiny_gguf import write_tiny_gguf
 from tests.server.test_cli import Served
@@ -137,8 +136,8 @@ class TestFullDisk:
         files = resolve(str(path))
         write_files = gguf._write_hf_files
 
-        def full(source: Path, target: Path, progress: Reporter) -> None:
-            write_files(source, target, progress)
+        def full(source: Path, target: Path) -> None:
+            write_files(source, target)
             raise OSError(errno.ENOSPC, "No space left on device")
 
         monkeypatch.setattr(gguf, "_write_hf_files", full)
