@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -112,11 +114,17 @@ def inside(
 
 
 def enter(container: Container, inner: Sequence[str], seconds: float) -> int:
-    """Exit code of a command run beside what runs in a container already; 124: it took too long."""
-    command = ["nsenter", f"--target={_child(container.pid)}", "--mount", "--net", "--pid"]
+    """Exit code of a command run beside what runs in a container already; 124: it took too long.
+
+    125: nothing runs there, not yet or no more.
+    """
+    child = _child(container)
+    if child is None:
+        return 125
+    command = ["nsenter", f"--target={child}", "--mount", "--net", "--pid", *inner]
     try:
         return subprocess.run(  # noqa: S603
-            [*command, *inner],
+            command,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             timeout=seconds,
@@ -126,22 +134,27 @@ def enter(container: Container, inner: Sequence[str], seconds: float) -> int:
         return 124
 
 
-def _child(pid: int) -> int:
-    """The first process of the namespaces that `unshare` made."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
-    return int(children[0])
+def send(container: Container, number: signal.Signals) -> None:
+    """Send a signal to the command that runs in a container, if one does."""
+    child = _child(container)
+    if child is not None:
+        os.kill(child, number)
 
 
 def end(container: Container) -> str:
     """Kill what runs in a container; returns its output that nobody has read yet."""
     if container.stdout is None or container.stdout.closed:
         return ""
-    if container.poll() is None:
-        # That of `unshare` alone would spare a process that has changed its user since.
-        signal(container, "KILL")
+    # `unshare` ends with its child, which it would leave behind: that has changed its user since.
+    send(container, signal.SIGKILL)
     return container.communicate()[0]
 
 
-def signal(container: Container, name: str) -> None:
-    """Send a signal to the command that runs in a container."""
-    subprocess.run(["kill", "-s", name, str(_child(container.pid))], check=True)  # noqa: S603, S607
+def _child(container: Container) -> int | None:
+    """The first process of the namespaces that `unshare` made."""
+    pid = container.pid
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
+    except OSError:
+        return None
+    return int(children[0]) if children else None

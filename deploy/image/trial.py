@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from deploy.image.build import Image, package_sources
-from deploy.image.sandbox import Container, Root, end, enter, inside, signal, start
+from deploy.image.sandbox import Container, Root, end, enter, inside, send, start
 from engine.config import Config
 
 _WAIT_SECONDS = 300
@@ -95,7 +96,7 @@ class Trial:
         (self._volume / "break").unlink()
         with self._serving({}) as server:
             self._expect_ready(server)
-            signal(server, "TERM")
+            send(server, signal.SIGTERM)
             status = server.wait(_END_SECONDS)
             if status != 0:
                 raise TrialError(f"exit status {status} after SIGTERM")

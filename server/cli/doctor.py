@@ -59,6 +59,8 @@ def _configure(parser: argparse.ArgumentParser) -> Run:
         configure_logging("warning" if config.log_level == "info" else config.log_level)
         console = Console(stderr=arguments.json == STDOUT, quiet=arguments.json == STDOUT)
         if not config.draft_models:
+            if arguments.plot is not None:
+                raise CommandError("--plot needs a draft model, such as --draft REF")
             examine_and_print(config, arguments.json, console)
             return
         if arguments.plot is not None:

@@ -18,11 +18,14 @@ _TYPICAL_TOKENS = (2048, 512)
 """Lengths of requests for which the summary tells how many fit, beside the longest."""
 
 
-def log_ready(summary: EngineSummary, config: Config, url: str, *, needs_key: bool) -> None:
+def log_ready(
+    summary: EngineSummary, config: Config, url: str, *, needs_key: bool, has_page: bool
+) -> None:
     """Tell once that requests can be served, for people and, in JSON logs, for programs.
 
     Args:
         needs_key: whether a request must bring an API key.
+        has_page: whether there is a page to open in a browser.
     """
     logger.info(
         "%s is ready on %s",
@@ -30,7 +33,13 @@ def log_ready(summary: EngineSummary, config: Config, url: str, *, needs_key: bo
         url,
         extra={
             "fields": startup_fields(summary, config, url),
-            "details": f"{startup_text(summary, config)}\n{first_request(summary, url, needs_key)}",
+            "details": "\n".join(
+                [
+                    startup_text(summary, config),
+                    first_request(summary, url, needs_key),
+                    *([f"  or open {url}/ in a browser"] if has_page else []),
+                ]
+            ),
         },
     )
 

@@ -95,7 +95,13 @@ async def _serve(
 
     def on_loaded(failure: BaseException | None) -> None:
         if failure is None:
-            log_ready(engine.summary(), config, url, needs_key=len(keys) > 0)
+            log_ready(
+                engine.summary(),
+                config,
+                url,
+                needs_key=len(keys) > 0,
+                has_page=any(getattr(route, "path", None) == "/" for route in app.routes),
+            )
         else:
             failures.append(failure)
             server.should_exit = True

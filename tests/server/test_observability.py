@@ -196,8 +196,8 @@ async def test_requests_are_counted_by_route_not_by_path(client):
     }
 
 
-def ready_log(log, engine, config):
-    log_ready(engine.summary(), config, "http://127.0.0.1:8000", needs_key=False)
+def ready_log(log, engine, config, *, has_page=False):
+    log_ready(engine.summary(), config, "http://127.0.0.1:8000", needs_key=False, has_page=has_page)
     return log()
 
 
@@ -236,6 +236,13 @@ def test_start_up_summary(log, log_format):
     words = shlex.split(f"{command[:-1]} {body}")
     assert words[:2] == ["curl", "http://127.0.0.1:8000/v1/chat/completions"]
     assert json.loads(words[-1])["model"] == "tiny/model"
+
+
+@pytest.mark.parametrize("has_page", [False, True])
+def test_the_page_is_named_where_there_is_one(log, log_format, has_page):
+    lines = ready_log(log, ScriptedEngine(), Config(), has_page=has_page)
+    shown = has_page and log_format == "console"
+    assert (lines[-1] == "  or open http://127.0.0.1:8000/ in a browser") is shown
 
 
 def test_the_first_request_brings_a_key_where_one_is_needed():

@@ -140,6 +140,11 @@ def test_a_fault_is_the_exit_code_and_json_is_all_there_is_on_stdout(
     assert written.err == "slipstream: error: 1 faults of this machine\n"
 
 
+def test_a_plot_needs_a_pair(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--plot", "x.png"]) == 1
+    assert capsys.readouterr().err.startswith("slipstream: error: --plot needs a draft model")
+
+
 def test_the_machine_is_told_in_words(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
