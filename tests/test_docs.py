@@ -30,7 +30,10 @@ from tests.server.scripted_engine import ScriptedEngine
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
-TEXTS = [*PAGES, ROOT / "README.md", ROOT / "SECURITY.md"]
+TEXTS = [
+    *PAGES,
+    *(ROOT / name for name in ("README.md", "SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+]
 SHELL = re.compile(r"```sh\n(.*?)```", re.DOTALL)
 CURL = re.compile(r"curl (?:-N )?localhost:8000(/\S+) -H \S+ \S+ -d '(.*?)'", re.DOTALL)
 

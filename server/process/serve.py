@@ -10,6 +10,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from fastapi import FastAPI
+from starlette.routing import Match
+
 from engine.config import Config, ConfigError
 from engine.serving.async_engine import AsyncEngine
 from server.app import create_app
@@ -81,6 +84,12 @@ def serve(
         os._exit(0)
 
 
+def serves(app: FastAPI, path: str) -> bool:
+    """Whether a GET of the path is answered by some route."""
+    scope = {"type": "http", "method": "GET", "path": path, "root_path": "", "headers": []}
+    return any(route.matches(scope)[0] is Match.FULL for route in app.routes)
+
+
 async def _serve(
     config: Config,
     engine: AsyncEngine,
@@ -100,7 +109,7 @@ async def _serve(
                 config,
                 url,
                 needs_key=len(keys) > 0,
-                has_page=any(getattr(route, "path", None) == "/" for route in app.routes),
+                has_page=serves(app, "/"),
             )
         else:
             failures.append(failure)

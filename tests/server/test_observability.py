@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from engine.config import Config
 from engine.request import SamplingDefaults
+from server.app import create_app
 from server.observability.logs import (
     ConsoleFormatter,
     JsonFormatter,
@@ -22,6 +23,7 @@ from server.observability.logs import (
     configure_logging,
 )
 from server.observability.start_summary import first_request, log_ready
+from server.process.serve import serves
 from tests.server.live_server import live_server
 from tests.server.scripted_engine import ScriptedEngine
 
@@ -236,6 +238,12 @@ def test_start_up_summary(log, log_format):
     words = shlex.split(f"{command[:-1]} {body}")
     assert words[:2] == ["curl", "http://127.0.0.1:8000/v1/chat/completions"]
     assert json.loads(words[-1])["model"] == "tiny/model"
+
+
+def test_a_page_is_one_of_the_apps_routes():
+    app = create_app(ScriptedEngine(), Config())
+    assert serves(app, "/health")
+    assert not serves(app, "/nothing")
 
 
 @pytest.mark.parametrize("has_page", [False, True])
