@@ -65,10 +65,27 @@ void exact_rows(int count, const Matrix& m, int tile, const LinearInput& in, int
   }
 }
 
+constexpr int kUnpackedRowBlocks = 8;  // row blocks that share an unpacked tile
+
+template <Format F>
+void many_row_tiles(const Matrix& m, const QuantizedRows& x, int begin, int end,
+                    const LinearOutput& to) {
+  alignas(64) float totals[kUnpackedRowBlocks * kRowBlock * kTileRows];
+  for (int tile = begin; tile < end; ++tile) {
+    for (int first = 0; first < x.blocks(); first += kUnpackedRowBlocks) {
+      const int last = first + kUnpackedRowBlocks < x.blocks() ? first + kUnpackedRowBlocks : x.blocks();
+      many_rows<F>(m, tile, x, first, last, totals, to);
+    }
+  }
+}
+
 template <Format F>
 void format_tiles(const Matrix& m, const LinearInput& in, int begin, int end,
                   const LinearOutput& to) {
   const int all_rows = is_quantized(F) ? in.quantized.rows : in.rows;
+  if constexpr (kCanUnpack<F>) {
+    if (all_rows >= kUnpackFrom<F>) return many_row_tiles<F>(m, in.quantized, begin, end, to);
+  }
   for (int tile = begin; tile < end; ++tile) {
     for (int row = 0; row < all_rows; row += kRowBlock) {
       const int rows = all_rows - row < kRowBlock ? all_rows - row : kRowBlock;

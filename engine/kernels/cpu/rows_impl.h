@@ -179,5 +179,88 @@ void quantized_rows(const Matrix& m, int tile, const QuantizedRows& x, int block
   }
 }
 
+// From how many rows on it pays to unpack a tile first (measured on Zen 4).
+template <Format F>
+constexpr int kUnpackFrom = F == Format::Q6Super ? Simd::kRows + 1 : 32;
+template <Format F>
+constexpr bool kCanUnpack = Simd::kPairSums && is_quantized(F) && F != Format::Q8Affine && !kSignedBytes<F>;
+
+// Groups of a tile, unpacked once for the many rows that read them.
+struct UnpackedGroups {
+  static constexpr int kMost = 8;  // whole blocks of every format
+  alignas(64) uint8_t bytes[kMost][kGroup * kTileRows];
+  alignas(64) float first[kMost][kTileRows];
+  alignas(64) float second[kMost][kTileRows];
+};
+
+template <Format F, class S = Simd>
+void unpack_groups(const uint8_t* data, int groups, UnpackedGroups& to) {
+  using L = Layout<F>;
+  for (int g = 0; g < groups;) {
+    const BlockScales<F> super(data);
+    const uint8_t* group = data + L::kHeader;
+    prefetch_ahead(data, L::kHeader);
+    for (int i = 0; i < L::kGroups; ++i, ++g, group += L::kBytes) {
+      prefetch_ahead(group, L::kBytes);
+      const GroupScales s = group_scales<F>(data, i, super);
+      Simd::store(to.first[g], s.first);
+      Simd::store(to.second[g], s.second);
+      unrolled<kQuads>([&](auto j) SLIPSTREAM_INLINE_LAMBDA {
+        S::store_q(to.bytes[g] + j * kVectorBytes, unpack_quad<F, j>(group));
+      });
+    }
+    data = group;
+  }
+}
+
+// Adds products of `groups` groups with rows [first, first + kCount) of a block to totals[row][16].
+template <Format F, int kCount>
+void unpacked_rows(const UnpackedGroups& w, int groups, GroupRows rows, float* totals) {
+  Simd::F total[kCount];
+  for (int r = 0; r < kCount; ++r) total[r] = Simd::load(totals + r * kTileRows);
+  for (int g = 0; g < groups; ++g) {
+    const GroupScales s{Simd::load(w.first[g]), Simd::load(w.second[g])};
+    fold_group<F, kCount>(UnpackedGroup{w.bytes[g]}, s, rows, total);
+    rows.next_group();
+  }
+  for (int r = 0; r < kCount; ++r) Simd::store(totals + r * kTileRows, total[r]);
+}
+
+template <Format F, int kCount>
+void exact_unpacked_rows(int count, const UnpackedGroups& w, int groups, const GroupRows& rows,
+                         float* totals) {
+  if constexpr (kCount > 0) {
+    if (count == kCount) return unpacked_rows<F, kCount>(w, groups, rows, totals);
+    exact_unpacked_rows<F, kCount - 1>(count, w, groups, rows, totals);
+  }
+}
+
+// Row blocks [begin, end) against one tile that is unpacked as it goes.
+template <Format F>
+void many_rows(const Matrix& m, int tile, const QuantizedRows& x, int begin, int end, float* totals,
+               const LinearOutput& to) {
+  constexpr int kStepBytes = UnpackedGroups::kMost / Layout<F>::kGroups * block_bytes(F);
+  constexpr int kBlockTotals = kRowBlock * kTileRows;
+  UnpackedGroups w;
+  __builtin_memset(totals, 0, sizeof(float) * static_cast<size_t>((end - begin) * kBlockTotals));
+  const int groups = m.groups();
+  const uint8_t* data = m.data + tile * m.tile_bytes();
+  for (int g = 0; g < groups; g += UnpackedGroups::kMost, data += kStepBytes) {
+    const int count = groups - g < UnpackedGroups::kMost ? groups - g : UnpackedGroups::kMost;
+    unpack_groups<F>(data, count, w);
+    for (int block = begin; block < end; ++block) {
+      const int rows = x.block_rows(block);
+      for (int r = 0; r < rows; r += Simd::kRows) {
+        exact_unpacked_rows<F, Simd::kRows>(rows - r < Simd::kRows ? rows - r : Simd::kRows, w, count,
+                                            GroupRows(x, block, r, g),
+                                            totals + (block - begin) * kBlockTotals + r * kTileRows);
+      }
+    }
+  }
+  for (int row = begin * kRowBlock; row < end * kRowBlock && row < x.rows; ++row) {
+    finish_row(Simd::load(totals + (row - begin * kRowBlock) * kTileRows), row, tile, m.rows, to);
+  }
+}
+
 }  // namespace
 }  // namespace slipstream

@@ -132,6 +132,10 @@ struct Simd {
 
   static SLIPSTREAM_INLINE __m256i load256(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
   static SLIPSTREAM_INLINE Q load_q(const uint8_t* p) { return {load256(p), load256(p + 32)}; }
+  static SLIPSTREAM_INLINE void store_q(uint8_t* p, Q x) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x.a);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 32), x.b);
+  }
   static SLIPSTREAM_INLINE Q low_nibbles(Q x) {
     const __m256i mask = _mm256_set1_epi8(15);
     return {_mm256_and_si256(x.a, mask), _mm256_and_si256(x.b, mask)};
