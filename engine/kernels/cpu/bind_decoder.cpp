@@ -60,6 +60,13 @@ class BoundDecoder {
     decoder_->forward(step, out);
   }
 
+  nb::dict profile(bool enabled) {
+    const Profile::Seconds seconds = decoder_->take_profile(enabled);
+    nb::dict parts;
+    for (size_t i = 0; i < kParts; ++i) parts[kPartNames[i]] = seconds[i];
+    return parts;
+  }
+
   static DecoderShape read_shape(const nb::dict& d) {
     DecoderShape s;
     s.hidden = nb::cast<int>(d["hidden"]);
@@ -162,7 +169,9 @@ void bind_decoder(nb::module_& m) {
            nb::arg("kv_type"))
       .def("forward", &BoundDecoder::forward, array_arg("token_ids"), array_arg("positions"),
            array_arg("slots"), array_arg("query_starts"), array_arg("context_lens"),
-           array_arg("block_tables"), array_arg("logit_rows"), array_arg("logits"));
+           array_arg("block_tables"), array_arg("logit_rows"), array_arg("logits"))
+      .def("profile", &BoundDecoder::profile, nb::arg("enabled"),
+           "Seconds by part of the passes since the last call; measures on if `enabled`.");
 }
 
 }  // namespace slipstream

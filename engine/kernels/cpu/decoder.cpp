@@ -24,14 +24,11 @@ int padded(int block_size) { return static_cast<int>(round_up(block_size, 16)); 
 
 int64_t kv_bytes(KvType type) { return type == KvType::F32 ? 4 : 2; }
 
-void tiles_reaching(const float* logits, int vocab, float floor, std::vector<int>& tiles) {
-  tiles.clear();
-  for (int at = 0; at < vocab; at += kTileRows) {
-    const int n = std::min(kTileRows, vocab - at);
-    int any = 0;
-    for (int i = 0; i < n; ++i) any |= logits[at + i] >= floor;
-    if (any != 0) tiles.push_back(at / kTileRows);
-  }
+// -inf where there is none but NaN.
+float largest_of(const float* x, int n) {
+  float largest = -INFINITY;
+  for (int i = 0; i < n; ++i) largest = x[i] > largest ? x[i] : largest;
+  return largest;
 }
 
 bool any_quantized(std::initializer_list<const Linear*> linears) {
@@ -179,12 +176,17 @@ void Decoder::normalize(const float* x, int64_t stride, int count, const float* 
   });
 }
 
-void Decoder::project(const Rows& input, int count, std::initializer_list<Output> outputs) {
+LinearInput Decoder::linear_input(const Rows& rows, int count) {
   LinearInput in;
-  in.quantized = input.quantized;
-  in.x = input.values.as<float>();
-  in.stride = input.stride;
+  in.quantized = rows.quantized;
+  in.x = rows.values.as<float>();
+  in.stride = rows.stride;
   in.rows = count;
+  return in;
+}
+
+void Decoder::project(const Rows& input, int count, std::initializer_list<Output> outputs) {
+  const LinearInput in = linear_input(input, count);
   int total = 0;
   for (const Output& o : outputs) total += o.linear->weight.tiles();
   pool_.run(total, linear_grain(total, pool_.threads()), [&](int begin, int end, int) {
@@ -197,6 +199,24 @@ void Decoder::project(const Rows& input, int count, std::initializer_list<Output
         kernels_.linear_tiles(o.linear->weight, in, from, to, out);
       }
       base += tiles;
+    }
+  });
+}
+
+// Logits, and the largest of each row and tile while they are in the cache.
+void Decoder::project_head(int count, float* logits) {
+  const LinearInput in = linear_input(normed_, count);
+  const int tiles = head_.weight.tiles(), vocab = shape_.vocab;
+  const LinearOutput out{logits, vocab, count, head_.bias, false};
+  float* largest = largest_logits_.ensure<float>(static_cast<size_t>(count) * static_cast<size_t>(tiles));
+  pool_.run(tiles, linear_grain(tiles, pool_.threads()), [&](int begin, int end, int) {
+    kernels_.linear_tiles(head_.weight, in, begin, end, out);
+    for (int r = 0; r < count; ++r) {
+      for (int tile = begin; tile < end; ++tile) {
+        const int at = tile * kTileRows;
+        largest[int64_t{r} * tiles + tile] =
+            largest_of(logits + int64_t{r} * vocab + at, std::min(kTileRows, vocab - at));
+      }
     }
   });
 }
@@ -263,22 +283,26 @@ void Decoder::quantize(Rows& rows, int count) {
   });
 }
 
-void Decoder::gate(int count, bool quantize) {
+// gated = activation(gate) * up, each thread's columns from their projection to their rounding.
+void Decoder::gate(const LayerWeights& w, int count) {
+  const LinearInput in = linear_input(normed_, count);
+  const bool quantize = is_quantized(w.down.weight.format);
+  const int width = shape_.intermediate, tiles = w.gate.weight.tiles();
+  const int groups =
+      quantize ? gated_.quantized.groups : static_cast<int>(ceil_div(width, kGroup));
+  constexpr int kTilesOfGroup = kGroup / kTileRows;
+  float *gate = gate_.as<float>(), *up = up_.as<float>();
   gated_.quantized.rows = count;
-  const int tasks = static_cast<int>(ceil_div(gated_.quantized.groups * kGroup, kColumnsPerTask));
-  pool_.run(count * tasks, std::max(2, count / 8), [&](int begin, int end, int) {
-    for (int i = begin; i < end; ++i) {
-      const int r = i / tasks, first = i % tasks * kColumnsPerTask;
-      const int n = std::min(kColumnsPerTask, shape_.intermediate - first);
-      const int64_t at = int64_t{r} * shape_.intermediate + first;
-      if (n > 0) {
-        kernels_.gated(gate_.as<float>() + at, up_.as<float>() + at, n, shape_.activation,
-                       gated_.row(r) + first);
-      }
+  pool_.run(groups, linear_grain(groups, pool_.threads()), [&](int begin, int end, int) {
+    const int from = std::min(begin * kTilesOfGroup, tiles), to = std::min(end * kTilesOfGroup, tiles);
+    kernels_.linear_tiles(w.gate.weight, in, from, to, {gate, width, count, w.gate.bias, false});
+    kernels_.linear_tiles(w.up.weight, in, from, to, {up, width, count, w.up.bias, false});
+    const int first = begin * kGroup, n = std::min(end * kGroup, width) - first;
+    for (int r = 0; r < count; ++r) {
+      const int64_t at = int64_t{r} * width + first;
+      if (n > 0) kernels_.gated(gate + at, up + at, n, shape_.activation, gated_.row(r) + first);
       if (!quantize) continue;
-      const int last = std::min((first + kColumnsPerTask) / kGroup, gated_.quantized.groups);
-      kernels_.quantize_groups(gated_.row(r), gated_.cols, r, -1, first / kGroup, last,
-                               gated_.quantized);
+      kernels_.quantize_groups(gated_.row(r), width, r, -1, begin, end, gated_.quantized);
     }
   });
 }
@@ -300,24 +324,30 @@ void Decoder::layer(const Step& step, int index) {
   const int n = step.tokens, hidden = shape_.hidden;
   const int q_width = shape_.heads * shape_.head_dim, kv_width = shape_.kv_heads * shape_.head_dim;
 
+  profile_.enter(Part::Norm);
   normalize(hidden_.as<float>(), hidden, n, w.attention_norm, normed_,
             any_quantized({&w.q, &w.k, &w.v}), true);
+  profile_.enter(Part::QueryKeyValue);
   project(normed_, n, {{&w.q, q_.as<float>(), q_width, false},
                        {&w.k, k_.as<float>(), kv_width, false},
                        {&w.v, v_.as<float>(), kv_width, false}});
+  profile_.enter(Part::Rotate);
   rotate_and_store(step, w, kv);
+  profile_.enter(Part::Attention);
   attend(step, w, kv);
+  profile_.enter(Part::AttentionOutput);
   if (any_quantized({&w.o})) quantize(attended_, n);
   const bool norm_attention = w.post_attention_norm != nullptr;
   project(attended_, n,
           {{&w.o, (norm_attention ? branch_ : hidden_).as<float>(), hidden, !norm_attention}});
   if (norm_attention) add_residual(n, w.post_attention_norm);
 
+  profile_.enter(Part::Norm);
   normalize(hidden_.as<float>(), hidden, n, w.mlp_norm, normed_, any_quantized({&w.gate, &w.up}),
             false);
-  project(normed_, n, {{&w.gate, gate_.as<float>(), shape_.intermediate, false},
-                       {&w.up, up_.as<float>(), shape_.intermediate, false}});
-  gate(n, any_quantized({&w.down}));
+  profile_.enter(Part::GateUp);
+  gate(w, n);
+  profile_.enter(Part::Down);
   const bool norm_mlp = w.post_mlp_norm != nullptr;
   project(gated_, n, {{&w.down, (norm_mlp ? branch_ : hidden_).as<float>(), hidden, !norm_mlp}});
   if (norm_mlp) add_residual(n, w.post_mlp_norm);
@@ -334,7 +364,8 @@ void Decoder::refine(int count, float* logits) {
       // The row's remainder takes the place of the row itself.
       kernels_.quantize_groups(normed_.row(r), shape_.hidden, r, r, 0, remainders.groups,
                                remainders);
-      find_likely_tiles(logits + int64_t{r} * shape_.vocab, likely_tiles_[static_cast<size_t>(r)]);
+      find_likely_tiles(largest_logits_.as<float>() + int64_t{r} * head_.weight.tiles(),
+                        likely_tiles_[static_cast<size_t>(r)]);
     }
   });
   refined_.clear();
@@ -350,19 +381,15 @@ void Decoder::refine(int count, float* logits) {
   });
 }
 
-void Decoder::find_likely_tiles(const float* logits, std::vector<int>& tiles) const {
-  float largest[kTileRows];
-  std::fill_n(largest, kTileRows, -INFINITY);
-  const int whole = shape_.vocab / kTileRows * kTileRows;
-  for (int at = 0; at < whole; at += kTileRows) {
-    for (int i = 0; i < kTileRows; ++i) {
-      largest[i] = logits[at + i] > largest[i] ? logits[at + i] : largest[i];
-    }
-  }
-  float best = *std::max_element(largest, largest + kTileRows);
-  for (int i = whole; i < shape_.vocab; ++i) best = std::max(best, logits[i]);
+// From the largest logit of each tile.
+void Decoder::find_likely_tiles(const float* largest, std::vector<int>& tiles) const {
+  const int count = head_.weight.tiles();
+  const float best = largest_of(largest, count);
   for (const float within : kLikelyWithin) {
-    tiles_reaching(logits, shape_.vocab, best - within, tiles);
+    tiles.clear();
+    for (int tile = 0; tile < count; ++tile) {
+      if (largest[tile] >= best - within) tiles.push_back(tile);
+    }
     if (tiles.size() <= kFewTiles) return;
   }
 }
@@ -370,10 +397,16 @@ void Decoder::find_likely_tiles(const float* logits, std::vector<int>& tiles) co
 void Decoder::forward(const Step& step, float* logits) {
   check_step(step, shape_.vocab, kv_shape_);
   const ThreadPool::Region region(pool_);
+  profile_.begin();
   prepare(step);
   embed(step);
   for (int i = 0; i < static_cast<int>(layers_.size()); ++i) layer(step, i);
-  if (step.logits == 0) return;
+  if (step.logits > 0) project_logits(step, logits);
+  profile_.enter(Part::Prepare);
+}
+
+void Decoder::project_logits(const Step& step, float* logits) {
+  profile_.enter(Part::Norm);
   float* wanted = branch_.as<float>();
   for (int l = 0; l < step.logits; ++l) {
     const float* row = hidden_.as<float>() + int64_t{step.logit_rows[l]} * shape_.hidden;
@@ -381,7 +414,9 @@ void Decoder::forward(const Step& step, float* logits) {
   }
   const bool quantized = any_quantized({&head_});
   normalize(wanted, shape_.hidden, step.logits, final_norm_, normed_, quantized, false);
-  project(normed_, step.logits, {{&head_, logits, shape_.vocab, false}});
+  profile_.enter(Part::Head);
+  project_head(step.logits, logits);
+  profile_.enter(Part::Refine);
   if (quantized) refine(step.logits, logits);
 }
 

@@ -6,6 +6,7 @@
 
 #include "buffer.h"
 #include "kernels.h"
+#include "profile.h"
 #include "step.h"
 #include "thread_pool.h"
 
@@ -51,6 +52,9 @@ class Decoder {
   // Throws std::invalid_argument for an index out of range.
   void forward(const Step& step, float* logits);
 
+  // Not while a forward pass runs, like forward() itself.
+  Profile::Seconds take_profile(bool enabled) { return profile_.take(enabled); }
+
   static int64_t kv_block_bytes(const DecoderShape& shape, int layers, int block_size, KvType type);
 
  private:
@@ -85,11 +89,14 @@ class Decoder {
   void rotate_and_store(const Step& step, const LayerWeights& w, const KvLayer& kv);
   void attend(const Step& step, const LayerWeights& w, const KvLayer& kv);
   void quantize(Rows& rows, int count);
-  void gate(int count, bool quantize);
+  void gate(const LayerWeights& w, int count);
   void add_residual(int count, const float* post_norm);
+  void project_logits(const Step& step, float* logits);
   void refine(int count, float* logits);
-  void find_likely_tiles(const float* logits, std::vector<int>& tiles) const;
+  void find_likely_tiles(const float* largest, std::vector<int>& tiles) const;
   void project(const Rows& input, int count, std::initializer_list<Output> outputs);
+  void project_head(int count, float* logits);
+  static LinearInput linear_input(const Rows& rows, int count);
   KvLayer kv_layer(int index) const;
 
   ThreadPool& pool_;
@@ -108,11 +115,13 @@ class Decoder {
   // most (measured on Qwen2.5 and SmolLM2: 60% of the KL divergence), so their inputs are precise:
   // those of logits, where the vocabulary makes that dear, only for the likelier tokens.
   Rows normed_, attended_, gated_, remainders_;
-  Buffer hidden_, q_, k_, v_, gate_, up_, branch_, cos_, sin_, scores_;
+  Buffer hidden_, q_, k_, v_, gate_, up_, branch_, cos_, sin_, scores_,
+      largest_logits_;  // of each row and tile
   std::vector<QueryBlock> query_blocks_;
   std::vector<std::vector<int>> likely_tiles_;  // of each row of logits
   std::vector<RowTile> refined_;
   int64_t scores_per_thread_ = 0;
+  Profile profile_;
 };
 
 }  // namespace slipstream

@@ -27,7 +27,7 @@ enum class Format : uint8_t {
   Q4Super = 5,      // w = (D s) q - (M m), 6-bit s and m per group, float16 D and M per 8 (Q4_K)
   Q6Super = 6,      // w = (D s) (q - 32), 8-bit s per 16 columns, float16 D per 8 groups  (Q6_K)
   Q8Symmetric = 7,  // w = d q, q signed, float16 d per group                  (Q8_0, Q5_0, int8)
-  Q8Affine = 8,     // w = d q + m, 0 <= q < 128, float32 d and m per group          (Q5_1, Q5_K)
+  Q8Affine = 8,     // w = d q + m, 0 <= q < 32, float32 d and m per group           (Q5_1, Q5_K)
   Q4Table = 9,      // w = d t[q], float16 d per group                                  (IQ4_NL)
   Q4TableSuper = 10,  // w = (D s) t[q], signed 8-bit s per group, float16 D per 8      (IQ4_XS)
 };

@@ -11,6 +11,7 @@ namespace slipstream {
 
 // Kernels are built from small functions that must not become calls.
 #define SLIPSTREAM_INLINE inline __attribute__((always_inline))
+#define SLIPSTREAM_INLINE_LAMBDA __attribute__((always_inline))
 
 constexpr int kRowBlock = 16;
 constexpr int kSumKinds = 3;

@@ -15,6 +15,7 @@ struct Simd {
   struct Q { __m256i a, b; };
   static constexpr int kRows = 4;
   static constexpr bool kSignedDot = true;
+  static constexpr bool kPairSums = true;
 
   static SLIPSTREAM_INLINE __m256i lanes(int from) {
     return _mm256_add_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32(from));
@@ -122,10 +123,19 @@ struct Simd {
   }
 
   static SLIPSTREAM_INLINE I iset1(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+  template <int kFactor>
+  static SLIPSTREAM_INLINE I times(I x) {
+    constexpr int kShift = __builtin_ctz(kFactor);
+    return {_mm256_slli_epi32(x.a, kShift), _mm256_slli_epi32(x.b, kShift)};
+  }
   static SLIPSTREAM_INLINE F to_float(I x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
 
   static SLIPSTREAM_INLINE __m256i load256(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
   static SLIPSTREAM_INLINE Q load_q(const uint8_t* p) { return {load256(p), load256(p + 32)}; }
+  static SLIPSTREAM_INLINE void store_q(uint8_t* p, Q x) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x.a);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 32), x.b);
+  }
   static SLIPSTREAM_INLINE Q low_nibbles(Q x) {
     const __m256i mask = _mm256_set1_epi8(15);
     return {_mm256_and_si256(x.a, mask), _mm256_and_si256(x.b, mask)};
@@ -135,8 +145,9 @@ struct Simd {
   }
   template <int kShift>
   static SLIPSTREAM_INLINE __m256i top(__m256i nibbles, __m256i tops) {
-    const __m256i two = _mm256_and_si256(_mm256_srli_epi16(tops, kShift), _mm256_set1_epi8(3));
-    return _mm256_or_si256(nibbles, _mm256_slli_epi16(two, 4));
+    if constexpr (kShift < 4) tops = _mm256_slli_epi16(tops, 4 - kShift);
+    if constexpr (kShift > 4) tops = _mm256_srli_epi16(tops, kShift - 4);
+    return _mm256_or_si256(nibbles, _mm256_and_si256(tops, _mm256_set1_epi8(0x30)));
   }
   template <int kShift>
   static SLIPSTREAM_INLINE Q with_top(Q nibbles, Q tops) {
@@ -158,19 +169,33 @@ struct Simd {
     __builtin_memcpy(&quad, x, 4);
     return _mm256_set1_epi32(quad);
   }
-  // 0 <= w < 128, so that the pair sums stay below 2^15.
-  static SLIPSTREAM_INLINE __m256i dot8(__m256i acc, __m256i w, __m256i x) {
-    return _mm256_add_epi32(acc,
-                            _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1)));
-  }
-  static SLIPSTREAM_INLINE I dot(I acc, Q w, const int8_t* x) {
+  // Products of unsigned weights, summed in pairs of columns and then of quads, in 16 bits.
+  struct PairSums { __m256i a, b; };
+  static SLIPSTREAM_INLINE PairSums pair_sums(Q w, const int8_t* x) {
     const __m256i v = quads(x);
-    return {dot8(acc.a, w.a, v), dot8(acc.b, w.b, v)};
+    return {_mm256_maddubs_epi16(w.a, v), _mm256_maddubs_epi16(w.b, v)};
   }
-  static SLIPSTREAM_INLINE I dot_signed(I acc, Q w, const int8_t* x) {
+  // As written: a tree of additions, which compilers would make of them, needs more registers than
+  // there are.
+  static SLIPSTREAM_INLINE __m256i in_order(__m256i x) {
+    __asm__("" : "+x"(x));
+    return x;
+  }
+  static SLIPSTREAM_INLINE PairSums add(PairSums x, PairSums y) {
+    return {in_order(_mm256_add_epi16(x.a, y.a)), in_order(_mm256_add_epi16(x.b, y.b))};
+  }
+  static SLIPSTREAM_INLINE __m256i add_pairs(__m256i acc, __m256i x) {
+    return in_order(_mm256_add_epi32(acc, _mm256_madd_epi16(x, _mm256_set1_epi16(1))));
+  }
+  static SLIPSTREAM_INLINE I add_pair_sums(I acc, PairSums x) {
+    return {add_pairs(acc.a, x.a), add_pairs(acc.b, x.b)};
+  }
+  static SLIPSTREAM_INLINE Q magnitude(Q w) { return {_mm256_abs_epi8(w.a), _mm256_abs_epi8(w.b)}; }
+  // -128 <= w, -127 <= x, so that the sums of pairs stay below 2^15.
+  static SLIPSTREAM_INLINE I dot_signed(I acc, Q w, Q magnitude, const int8_t* x) {
     const __m256i v = quads(x);
-    return {dot8(acc.a, _mm256_abs_epi8(w.a), _mm256_sign_epi8(v, w.a)),
-            dot8(acc.b, _mm256_abs_epi8(w.b), _mm256_sign_epi8(v, w.b))};
+    return {add_pairs(acc.a, _mm256_maddubs_epi16(magnitude.a, _mm256_sign_epi8(v, w.a))),
+            add_pairs(acc.b, _mm256_maddubs_epi16(magnitude.b, _mm256_sign_epi8(v, w.b)))};
   }
   static SLIPSTREAM_INLINE void prefetch_near(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
   static SLIPSTREAM_INLINE void prefetch_far(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }

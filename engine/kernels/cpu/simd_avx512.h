@@ -15,6 +15,7 @@ struct Simd {
   using Q = __m512i;
   static constexpr int kRows = 8;
   static constexpr bool kSignedDot = false;
+  static constexpr bool kPairSums = false;
 
   static SLIPSTREAM_INLINE __mmask16 first(int n) { return static_cast<__mmask16>(n >= 16 ? 0xffff : (1 << n) - 1); }
 

@@ -15,6 +15,7 @@ struct Simd {
   struct Q { uint8x16_t v[4]; };
   static constexpr int kRows = 4;
   static constexpr bool kSignedDot = true;
+  static constexpr bool kPairSums = false;
 
   template <class Fn>
   static SLIPSTREAM_INLINE F each(Fn fn) { return {{fn(0), fn(1), fn(2), fn(3)}}; }

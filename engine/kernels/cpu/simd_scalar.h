@@ -15,6 +15,7 @@ struct Simd {
   struct Q { uint8_t v[64]; };
   static constexpr int kRows = 4;
   static constexpr bool kSignedDot = true;
+  static constexpr bool kPairSums = false;
 
   template <class Fn>
   static SLIPSTREAM_INLINE F each(Fn fn) {
