@@ -14,13 +14,14 @@ from engine.build import EngineParts
 from engine.config import Config
 from engine.core import EngineCore
 from engine.draft.drafter import Drafter
-from engine.kernels.bench import KernelReport, bench_kernels
+from engine.kernels import load_native, native_available
+from engine.kernels.bench import BandwidthProbe, KernelReport, bench_kernels
 from engine.models.loader import packed_matrices
 from engine.models.runner import ModelRunner
 from engine.plan import Chunk, StepPlan
 from engine.request import ChatPrompt, GenerationRequest, SamplingParams, TextPrompt
 
-STEP_ROWS = (1, 2, 4, 8, 16)
+STEP_ROWS = (1, 2, 4, 8, 16, 32)
 _CONTEXT = 128
 
 
@@ -44,11 +45,31 @@ class PassFigures:
     """One row a pass."""
     step_ms: dict[int, float]
     """Milliseconds of a pass by number of rows (one committed token and its draft)."""
+    read_gigabytes_per_s: dict[int, float | None]
+    """What plain reads of memory reached in between those passes; None off a CPU."""
 
     @property
     def step_ratios(self) -> dict[int, float]:
         """Cost of a pass relative to one row."""
         return {rows: ms / self.step_ms[1] for rows, ms in self.step_ms.items()}
+
+
+class ContextError(ValueError):
+    """There is no room for a context that is to be measured; tells how much there is."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContextFigures:
+    """One request of a model alone, at a length."""
+
+    model: str
+    context: int
+    prefill_tokens_per_s: float
+    """Of the whole prompt."""
+    decode_ms: float
+    """A token, behind it; median."""
+    read_gigabytes_per_s: float | None
+    """What plain reads of memory reached in between; None off a CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,40 +112,97 @@ class DecodeFigures:
 
 
 def measure_passes(name: str, runner: ModelRunner, *, chunk: int, rounds: int = 9) -> PassFigures:
-    """Time prefill chunks and steps of 1 to 16 rows; all row counts take turns in each round."""
-    rng = np.random.default_rng(0)
+    """Time prefill chunks and steps of 1 to 32 rows; all row counts take turns in each round."""
     num_tokens = min(max(_CONTEXT + max(STEP_ROWS), chunk), runner.num_blocks * runner.block_size)
-    tokens = rng.integers(0, runner.info.vocab_size, num_tokens).astype(np.int32)
-    blocks = tuple(range(-(-num_tokens // runner.block_size)))
-
-    def run(start: int, count: int, first_logit: int) -> float:
-        chunk = Chunk("bench", start, tokens[start : start + count], blocks, count - 1, first_logit)
-        began = time.perf_counter()
-        runner.execute(StepPlan((chunk,)))
-        return time.perf_counter() - began
-
+    run = _TimedPasses(runner, num_tokens)
     prefill, steps = [], defaultdict(list)
+    readings: dict[int, list[float]] = {rows: [] for rows in STEP_ROWS}
     for _ in range(rounds + 1):
-        prefill.append(run(0, chunk, chunk - 1))
+        prefill.append(run(0, chunk, first_logit=chunk - 1))
         for rows in STEP_ROWS:
-            steps[rows].append(run(_CONTEXT, rows, 0))
+            readings[rows] += run.read_memory()
+            steps[rows].append(run(_CONTEXT, rows))
     medians = {rows: statistics.median(times[1:]) for rows, times in steps.items()}
     return PassFigures(
         model=name,
         prefill_tokens_per_s=chunk / statistics.median(prefill[1:]),
         decode_tokens_per_s=1 / medians[1],
         step_ms={rows: 1e3 * seconds for rows, seconds in medians.items()},
+        read_gigabytes_per_s={rows: _median_of_any(seen[1:]) for rows, seen in readings.items()},
     )
 
 
-def measure_kernels(config: Config) -> KernelReport:
+def measure_context(
+    name: str, runner: ModelRunner, context: int, *, chunk: int, rounds: int = 9
+) -> ContextFigures:
+    """Time the prefill of a prompt of `context` tokens, once, and one-row steps behind it.
+
+    Raises:
+        ContextError: the model or its KV blocks hold fewer tokens.
+    """
+    room = min(runner.num_blocks * runner.block_size, runner.info.max_context)
+    if context + 1 > room:
+        raise ContextError(f"{name} has room for {room} tokens, not for {context} and one more")
+    run = _TimedPasses(runner, context + 1)
+    seconds = 0.0
+    for start in range(0, context, chunk):
+        count = min(chunk, context - start)
+        seconds += run(start, count, first_logit=count)
+    steps: list[float] = []
+    readings: list[float] = []
+    for _ in range(rounds):
+        readings += run.read_memory()
+        steps.append(run(context, 1))
+    return ContextFigures(
+        model=name,
+        context=context,
+        prefill_tokens_per_s=context / seconds,
+        decode_ms=1e3 * statistics.median(steps),
+        read_gigabytes_per_s=_median_of_any(readings),
+    )
+
+
+class _TimedPasses:
+    """Passes over random tokens of one request, and readings of memory between them."""
+
+    def __init__(self, runner: ModelRunner, num_tokens: int) -> None:
+        rng = np.random.default_rng(0)
+        self._runner = runner
+        self._tokens = rng.integers(0, runner.info.vocab_size, num_tokens).astype(np.int32)
+        self._blocks = tuple(range(-(-num_tokens // runner.block_size)))
+        self._probe = None
+        if native_available() is None and runner.info.threads is not None:
+            self._probe = BandwidthProbe(load_native().ThreadPool(runner.info.threads))
+
+    def __call__(self, start: int, count: int, first_logit: int = 0) -> float:
+        """Seconds of a pass over `count` tokens from position `start` on."""
+        tokens = self._tokens[start : start + count]
+        blocks = self._blocks[: -(-(start + count) // self._runner.block_size)]
+        chunk = Chunk("bench", start, tokens, blocks, count - 1, first_logit)
+        began = time.perf_counter()
+        self._runner.execute(StepPlan((chunk,)))
+        return time.perf_counter() - began
+
+    def read_memory(self) -> list[float]:
+        """One reading in 1e9 bytes a second; none where passes do not read a CPU's memory."""
+        return [] if self._probe is None else [self._probe.read()]
+
+
+def _median_of_any(values: Sequence[float]) -> float | None:
+    return statistics.median(values) if values else None
+
+
+def measure_kernels(config: Config, rows: Sequence[int]) -> KernelReport:
     """Time the native kernels on every layer shape of the configured target.
+
+    Args:
+        rows: numbers of activation rows to take.
 
     Raises:
         UnsupportedModelError: the native decoder can't run the model here; says why.
     """
     threads, matrices = packed_matrices(config)
-    return bench_kernels(matrices, threads=threads)
+    return bench_kernels(matrices, threads=threads, rows=rows)
 
 
 def measure_decoding(

@@ -22,6 +22,7 @@ from engine.draft.table import DRAFTERS, DrafterName, DraftModelKey
 
 DeviceName = Literal["auto", "cpu", "cuda"]
 DtypeName = Literal["auto", "float32", "bfloat16"]
+KvDtype = Literal["float32", "bfloat16"]
 Quantization = Literal["auto", "int8", "int4", "fast", "none"]
 LogFormat = Literal["console", "json"]
 
@@ -46,6 +47,11 @@ class KvConfig(Section):
     )
     gpu_memory_fraction: float = Field(
         0.85, gt=0, le=0.98, description="share of free GPU memory the KV blocks may take"
+    )
+    dtype: KvDtype | Literal["auto"] = Field(
+        "auto",
+        description="what keys and values are kept in; auto: bfloat16 by the native runner, half "
+        "the memory of float32; by torch the model's own, which is all that it can",
     )
     prefix_cache: bool = Field(True, description="reuse the KV blocks of equal prompt prefixes")
     prefix_cache_scope: Literal["client", "server"] = Field(
@@ -298,7 +304,9 @@ class Config(BaseSettings):
     )
     device: DeviceName = Field("auto", description="auto: a GPU if there is one")
     dtype: DtypeName = Field(
-        "auto", description="weights and KV; auto: float32 on a CPU, bfloat16 on a GPU"
+        "auto",
+        description="what torch computes in, weights and KV; auto: float32 on a CPU, bfloat16 on a "
+        "GPU",
     )
     runner: Literal["auto", "native", "torch"] = Field(
         "auto", description="who runs the models on a CPU; auto: native where it can, else torch"

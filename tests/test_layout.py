@@ -30,7 +30,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"request_table"}),
     frozenset({"core"}),
     frozenset({"build", "serving.engine_thread", "serving.request_workers"}),
-    frozenset({"serving.async_engine", "bench", "doctor"}),
+    frozenset({"serving.async_engine", "bench", "doctor", "profile"}),
 )
 """Modules and packages of the engine, lowest first."""
 
@@ -110,8 +110,8 @@ SERVER_LAYERS: tuple[dict[str, str], ...] = (
     {"process": "uvicorn_config"},
     {"process": "metrics_server"},
     {"process": "serve"},
-    {"cli": "command"},
-    {"cli": "machine"},
+    {"cli": "bench_tables command"},
+    {"cli": "machine profile"},
     {"cli": "bench cache doctor pull serve"},
     {"cli": "main"},
 )
@@ -124,6 +124,7 @@ SERVER_MAY_IMPORT = frozenset(
     {
         "engine.serving.async_engine",
         "engine.bench",
+        "engine.profile",
         "engine.build",
         "engine.cache.errors",
         "engine.cache.location",

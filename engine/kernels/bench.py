@@ -15,7 +15,6 @@ from engine.kernels import load_native
 if TYPE_CHECKING:
     from engine.kernels._native import PackedMatrix, ThreadPool
 
-_ROWS = tuple(range(1, 17))
 _PASSES = 7
 _BANDWIDTH_BYTES = 1 << 29
 _TIMED_BYTES = 256 << 20
@@ -66,7 +65,7 @@ def bench_kernels(
     *,
     threads: int,
     variant: str = "",
-    rows: Sequence[int] = _ROWS,
+    rows: Sequence[int],
 ) -> KernelReport:
     """Time every distinct layer shape.
 
@@ -100,16 +99,25 @@ def bench_kernels(
     )
 
 
-def read_bandwidth(pool: ThreadPool, variant: str = "") -> float:
-    """Plain reads of a large buffer on the pool's threads, in 1e9 bytes a second."""
-    native = load_native()
-    data = np.ones(_BANDWIDTH_BYTES, np.uint8)
-    seconds = []
-    for _ in range(_PASSES):
+class BandwidthProbe:
+    """Plain reads of a large buffer on a pool's threads, to be repeated between passes."""
+
+    def __init__(self, pool: ThreadPool, variant: str = "") -> None:
+        self._pool = pool
+        self._variant = variant
+        self._data = np.ones(_BANDWIDTH_BYTES, np.uint8)
+
+    def read(self) -> float:
+        """One reading, in 1e9 bytes a second."""
         started = perf_counter()
-        native.read_bytes(pool, variant, data)
-        seconds.append(perf_counter() - started)
-    return data.nbytes / median(seconds) / 1e9
+        load_native().read_bytes(self._pool, self._variant, self._data)
+        return self._data.nbytes / (perf_counter() - started) / 1e9
+
+
+def read_bandwidth(pool: ThreadPool, variant: str = "") -> float:
+    """The median of a few readings, in 1e9 bytes a second."""
+    probe = BandwidthProbe(pool, variant)
+    return median(probe.read() for _ in range(_PASSES))
 
 
 def _time(pool: ThreadPool, variant: str, group: Sequence[PackedMatrix], rows: int) -> KernelTime:

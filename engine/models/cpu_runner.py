@@ -6,12 +6,12 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from engine.config import Quantization
+from engine.config import KvDtype, Quantization
 from engine.kernels import load_native, native_available
 from engine.models.architectures import LAYER_MATRICES
 from engine.models.decoder_spec import DecoderSpec, decoder_spec
@@ -24,8 +24,10 @@ from engine.plan import StepPlan, pack
 if TYPE_CHECKING:
     from engine.kernels._native import PackedMatrix
 
-_KV_TYPES = {"float32": "F32", "bfloat16": "BF16"}
+_KV_TYPES: dict[KvDtype, str] = {"float32": "F32", "bfloat16": "BF16"}
 """Names in the extension's `KvType`."""
+_MATRICES_OF = {"qkv": ("q", "k", "v"), "o": ("o",), "gate_up": ("gate", "up"), "down": ("down",)}
+"""A layer's matrices by the part of a profile."""
 
 
 class CpuRunner:
@@ -38,7 +40,7 @@ class CpuRunner:
         weights: PackedWeights,
         budget: KvBudget,
         *,
-        kv_dtype: Literal["float32", "bfloat16"],
+        kv_dtype: KvDtype,
         threads: int,
         variant: str = "",
     ) -> None:
@@ -71,6 +73,8 @@ class CpuRunner:
                 kv_type,
             )
         self._logits = np.empty((0, spec.vocab), np.float32)
+        self._layers = len(spec.layers)
+        self._weights = weights
         self.info = ModelInfo(
             architecture=name,
             num_parameters=_num_parameters(spec, weights),
@@ -101,7 +105,7 @@ class CpuRunner:
         files: ModelFiles,
         *,
         budget: KvBudget,
-        kv_dtype: Literal["float32", "bfloat16"] = "float32",
+        kv_dtype: KvDtype = "float32",
         threads: int | None = None,
         quantization: Quantization = "auto",
         variant: str = "",
@@ -121,6 +125,25 @@ class CpuRunner:
         threads = threads or len(os.sched_getaffinity(0))
         weights = packed_weights(files, spec, quantization, threads)
         return cls(spec, weights, budget, kv_dtype=kv_dtype, threads=threads, variant=variant)
+
+    def profile(self, plan: StepPlan, passes: int) -> dict[str, float]:
+        """Seconds that each part of the decoder takes in a pass, the mean of some."""
+        self._decoder.profile(True)
+        for _ in range(passes):
+            self.execute(plan)
+        seconds = self._decoder.profile(False)
+        return {part: total / passes for part, total in seconds.items()}
+
+    def matrices_of(self, part: str) -> list[PackedMatrix]:
+        """The matrices that a part of `profile` multiplies with."""
+        held = self._weights.matrices
+        if part == "head":
+            return [_matrix(self._weights, "head" if "head" in held else "embedding")]
+        return [
+            _matrix(self._weights, f"{layer}.{name}")
+            for layer in range(self._layers)
+            for name in _MATRICES_OF.get(part, ())
+        ]
 
     def execute(self, plan: StepPlan) -> torch.Tensor:
         """See `ModelRunner.execute`."""

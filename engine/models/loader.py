@@ -105,16 +105,27 @@ def _load(
             return CpuRunner.load(
                 files,
                 budget=budget,
-                kv_dtype="bfloat16" if placement.dtype == torch.bfloat16 else "float32",
+                kv_dtype="bfloat16" if config.kv.dtype == "auto" else config.kv.dtype,
                 threads=config.threads,
                 quantization=quantization,
             )
         if config.runner == "native":
             raise UnsupportedModelError(f"{files.name} can't run natively: {reason}")
         logger.warning("%s runs on torch, not on the native decoder: %s", files.name, reason)
+    _refuse_other_kv(files, config, placement)
     return TorchRunner.load(
         torch_folder(files), device=placement.device, dtype=placement.dtype, budget=budget
     )
+
+
+def _refuse_other_kv(files: ModelFiles, config: Config, placement: Placement) -> None:
+    """Torch keeps K and V as it computes them."""
+    if config.kv.dtype != "auto" and _DTYPES[config.kv.dtype] != placement.dtype:
+        own = str(placement.dtype).removeprefix("torch.")
+        raise ConfigError(
+            f"kv.dtype: {files.name} runs on torch in {own} and keeps keys and values in it, "
+            f"not in {config.kv.dtype}"
+        )
 
 
 def _read_config(files: ModelFiles) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -12,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 from engine.config import Config
 from loadtest.suites import DEFAULT_SUITE, Entry, SuiteError, read_suite
+from server.cli.bench_tables import context_table, decode_table, kernel_table, pass_table
 from server.cli.command import CommandError, Run, Subcommand, add_config_arguments
 from server.observability.load_progress import showing_progress
 from server.observability.logs import configure_logging
@@ -23,7 +22,7 @@ from server.observability.logs import configure_logging
 if TYPE_CHECKING:
     from engine.bench import BenchPrompt, DecodeFigures, PassFigures
     from engine.build import EngineParts
-    from engine.kernels.bench import KernelReport
+    from engine.models.runner import ModelRunner
 
 
 def _configure(parser: argparse.ArgumentParser) -> Run:
@@ -46,7 +45,26 @@ def _configure(parser: argparse.ArgumentParser) -> Run:
         help="predict that an answer repeats the prompt's fenced code (Predicted Outputs)",
     )
     parser.add_argument(
+        "--context",
+        type=_positive_numbers,
+        default=(),
+        metavar="N,N",
+        help="measure prefill and decoding at these lengths instead, in tokens",
+    )
+    parser.add_argument(
         "--kernel", action="store_true", help="measure the native kernels by layer shape instead"
+    )
+    parser.add_argument(
+        "--rows",
+        type=_positive_numbers,
+        default=(1, 4, 8, 16, 32),
+        metavar="N,N",
+        help="activation rows that --kernel takes; default: 1,4,8,16,32",
+    )
+    parser.add_argument(
+        "--profile",
+        action="store_true",
+        help="measure where native passes spend their time instead",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
 
@@ -54,7 +72,13 @@ def _configure(parser: argparse.ArgumentParser) -> Run:
         config = resolve_config(arguments)
         configure_logging("warning" if config.log_level == "info" else config.log_level)
         console = Console()
-        report = _bench_kernels if arguments.kernel else _bench_engine
+        report = _bench_engine
+        if arguments.profile:
+            report = _profile
+        elif arguments.kernel:
+            report = _bench_kernels
+        elif arguments.context:
+            report = _bench_contexts
         figures = report(config, arguments, console)
         if arguments.json is not None:
             arguments.json.write_text(json.dumps(figures, indent=1), encoding="utf-8")
@@ -75,7 +99,8 @@ def _bench_engine(
     with showing_progress():
         parts = load_parts(config)
     passes = _measure_passes(parts)
-    console.print(_pass_table(passes))
+    for entry in passes:
+        console.print(pass_table(entry))
     decoding: list[DecodeFigures] = []
     for concurrency in arguments.concurrency:
         workload = Workload(prompts, arguments.max_tokens, arguments.temperature, concurrency)
@@ -91,7 +116,7 @@ def _bench_engine(
         except KeyboardInterrupt:
             console.print("Interrupted: what was measured until then")
         if figures:
-            console.print(_decode_table(figures, concurrency))
+            console.print(decode_table(figures, concurrency))
         decoding += figures
     return {
         "passes": [asdict(entry) | {"step_ratios": entry.step_ratios} for entry in passes],
@@ -103,15 +128,42 @@ def _bench_engine(
     }
 
 
+def _bench_contexts(
+    config: Config, arguments: argparse.Namespace, console: Console
+) -> dict[str, Any]:
+    from engine.bench import ContextError, measure_context
+    from engine.build import load_parts
+
+    with showing_progress():
+        parts = load_parts(config)
+    chunk = config.scheduler.prefill_chunk
+    try:
+        figures = [
+            measure_context(name, runner, context, chunk=chunk)
+            for name, runner in _runners(parts)
+            for context in arguments.context
+        ]
+    except ContextError as error:
+        raise CommandError(f"--context: {error}") from error
+    console.print(context_table(figures))
+    return {"contexts": [asdict(entry) for entry in figures]}
+
+
 def _bench_kernels(
     config: Config, arguments: argparse.Namespace, console: Console
 ) -> dict[str, Any]:
     from engine.bench import measure_kernels
 
     with showing_progress():
-        report = measure_kernels(config)
-    console.print(_kernel_table(report))
+        report = measure_kernels(config, arguments.rows)
+    console.print(kernel_table(report))
     return asdict(report)
+
+
+def _profile(config: Config, arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
+    from server.cli.profile import print_profiles
+
+    return print_profiles(config, console)
 
 
 def _prompts(arguments: argparse.Namespace) -> list[BenchPrompt]:
@@ -148,58 +200,15 @@ def _measure_passes(parts: EngineParts) -> list[PassFigures]:
     from engine.bench import measure_passes
 
     chunk = parts.config.scheduler.prefill_chunk
-    return [
-        measure_passes(name, runner, chunk=chunk)
-        for name, runner in [(parts.model_name, parts.target), *parts.draft_runners.items()]
-    ]
+    return [measure_passes(name, runner, chunk=chunk) for name, runner in _runners(parts)]
 
 
-def _pass_table(passes: Sequence[PassFigures]) -> Table:
-    rows = list(passes[0].step_ms)
-    table = Table(title="Forward passes (medians)", title_justify="left")
-    for heading in ("model", "prefill tok/s", "1 row tok/s", *(f"{n} rows ms" for n in rows)):
-        table.add_column(heading, justify="left" if heading == "model" else "right")
-    for entry in passes:
-        table.add_row(
-            entry.model,
-            f"{entry.prefill_tokens_per_s:.0f}",
-            f"{entry.decode_tokens_per_s:.1f}",
-            *(f"{entry.step_ms[n]:.1f} ({entry.step_ratios[n]:.2f}x)" for n in rows),
-        )
-    return table
+def _runners(parts: EngineParts) -> list[tuple[str, ModelRunner]]:
+    return [(parts.model_name, parts.target), *parts.draft_runners.items()]
 
 
-def _decode_table(figures: Sequence[DecodeFigures], concurrency: int) -> Table:
-    table = Table(title=f"Decoding, {concurrency} in flight", title_justify="left")
-    for heading in ("category", "drafters", "tokens", "tokens/pass", "tok/s", "x plain"):
-        table.add_column(heading, justify="left" if heading < "t" else "right")
-    plain = {entry.category: entry for entry in figures if entry.drafters == "plain"}
-    for entry in sorted(figures, key=lambda e: e.category == "all"):
-        table.add_row(
-            entry.category,
-            entry.drafters,
-            str(entry.tokens),
-            f"{entry.tokens_per_pass:.2f}",
-            f"{entry.tokens_per_s:.1f}",
-            f"{entry.tokens_per_s / plain[entry.category].tokens_per_s:.2f}",
-            end_section=entry.drafters == figures[-1].drafters,
-        )
-    return table
-
-
-def _kernel_table(report: KernelReport) -> Table:
-    """Two lines a shape: GB/s of weights and GOP/s by rows, beside the read bandwidth."""
-    table = Table(
-        title=f"Linear layers: variant {report.variant}, {report.threads} threads, memory reads "
-        f"{report.read_gigabytes_per_second:.1f} GB/s",
-        title_justify="left",
-    )
-    table.add_column("layer")
-    table.add_column("unit")
-    for time in report.shapes[0].times:
-        table.add_column(str(time.rows), justify="right")
-    for shape in report.shapes:
-        name = f"{shape.format} {shape.outputs} x {shape.inputs} ({shape.matrices})"
-        table.add_row(name, "GB/s", *(f"{t.gigabytes_per_second:.1f}" for t in shape.times))
-        table.add_row("", "GOP/s", *(f"{t.gigaops_per_second:.0f}" for t in shape.times))
-    return table
+def _positive_numbers(text: str) -> tuple[int, ...]:
+    numbers = tuple(int(part) for part in text.split(","))
+    if min(numbers) < 1:
+        raise argparse.ArgumentTypeError("must be at least 1 each")
+    return numbers

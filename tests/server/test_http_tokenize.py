@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import tomllib
-from pathlib import Path
+from importlib.metadata import version
 
 import pytest
 
 from tests.server.scripted_engine import BOS, EOS
 
-PROJECT = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]
 HI = {"role": "user", "content": "Hi"}
 
 
@@ -88,4 +86,4 @@ async def test_unknown_model(post, path):
 
 
 async def test_version_is_the_packages(client):
-    assert (await client.http.get("/version")).json() == {"version": PROJECT["version"]}
+    assert (await client.http.get("/version")).json() == {"version": version("slipstream")}

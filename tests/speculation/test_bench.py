@@ -14,6 +14,11 @@ from server.cli.main import main
 CATEGORIES = ("edit", "tell")
 
 
+@pytest.fixture(autouse=True)
+def _little_memory_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "_BANDWIDTH_BYTES", 1 << 20)
+
+
 @pytest.fixture
 def suite(tmp_path: Path) -> Path:
     entries = [
@@ -49,11 +54,11 @@ def test_one_in_flight_counts_by_drafter_and_category(
     code, figures = run_bench(*flags, suite=suite, model=tiny_model_dir)
     assert code == 0
     printed = capsys.readouterr().out
-    assert "Forward passes (medians)" in printed
+    assert "passes (medians)" in printed
     assert "Decoding, 1 in flight" in printed
     for entry in figures["passes"]:
         assert entry["step_ratios"]["1"] == 1.0
-        assert set(entry["step_ms"]) == {"1", "2", "4", "8", "16"}
+        assert set(entry["step_ms"]) == {"1", "2", "4", "8", "16", "32"}
         assert entry["prefill_tokens_per_s"] > 0
     by_name = {(e["drafters"], e["category"]): e for e in figures["decoding"]}
     drafters = {name for name, _ in by_name}
@@ -114,16 +119,76 @@ def test_kernels_are_timed_by_layer_shape(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(bench, "_BANDWIDTH_BYTES", 1 << 20)
     monkeypatch.setattr(bench, "_TIMED_BYTES", 1 << 16)
     monkeypatch.setenv("SLIPSTREAM_CACHE", str(suite.parent / "cache"))
-    code, report = run_bench("--kernel", "--runner", "native", suite=suite, model=tiny_model_dir)
+    monkeypatch.setenv("COLUMNS", "80")
+    flags = ["--kernel", "--rows", "1,8", "--runner", "native"]
+    code, report = run_bench(*flags, suite=suite, model=tiny_model_dir)
     assert code == 0
-    assert "Linear layers" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "Linear layers" in printed
+    assert "…" not in printed, "every figure can be read in 80 columns"
     assert report["threads"] == 1
     assert report["read_gigabytes_per_second"] > 0
     shapes = {(s["outputs"], s["inputs"]) for s in report["shapes"]}
     assert (64, 128) in shapes, "down_proj"
     for shape in report["shapes"]:
-        assert [time["rows"] for time in shape["times"]] == list(range(1, 17))
+        assert [time["rows"] for time in shape["times"]] == [1, 8]
         assert all(time["gigabytes_per_second"] > 0 for time in shape["times"])
+
+
+@pytest.mark.skipif(native_available() is not None, reason="the native kernels are not built")
+def test_contexts_are_measured_beside_the_memory(
+    suite: Path,
+    tiny_model_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("SLIPSTREAM_CACHE", str(suite.parent / "cache"))
+    monkeypatch.setenv("COLUMNS", "80")
+    flags = ["--context", "8,70", "--runner", "native"]
+    code, report = run_bench(*flags, suite=suite, model=tiny_model_dir)
+    assert code == 0
+    assert "…" not in capsys.readouterr().out
+    assert [entry["context"] for entry in report["contexts"]] == [8, 70]
+    for entry in report["contexts"]:
+        assert min(entry["prefill_tokens_per_s"], entry["decode_ms"]) > 0
+        assert entry["read_gigabytes_per_s"] > 0
+
+
+def test_a_context_without_room_is_refused_in_one_line(
+    suite: Path, tiny_model_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, report = run_bench("--context", "1000000", suite=suite, model=tiny_model_dir)
+    assert (code, report) == (1, None)
+    error = capsys.readouterr().err
+    assert "--context" in error
+    assert len(error.splitlines()) == 1
+
+
+@pytest.mark.skipif(native_available() is not None, reason="the native kernels are not built")
+def test_the_parts_of_a_pass_are_profiled(
+    suite: Path,
+    tiny_model_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("SLIPSTREAM_CACHE", str(suite.parent / "cache"))
+    monkeypatch.setenv("COLUMNS", "80")
+    code, report = run_bench("--profile", "--runner", "native", suite=suite, model=tiny_model_dir)
+    assert code == 0
+    assert "…" not in capsys.readouterr().out
+    assert [profile["rows"] for profile in report["profiles"]] == [1, 8, 16, 32]
+    for profile in report["profiles"]:
+        by_part = {part["part"]: part for part in profile["parts"]}
+        assert {"attention", "qkv", "gate_up", "head"} <= by_part.keys()
+        assert by_part["head"]["weight_megabytes"] > 0
+        assert by_part["attention"]["milliseconds"] > 0
+
+
+def test_without_native_models_there_is_no_profile(
+    suite: Path, tiny_model_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, report = run_bench("--profile", "--runner", "torch", suite=suite, model=tiny_model_dir)
+    assert (code, report) == (1, None)
+    assert "--profile" in capsys.readouterr().err

@@ -189,7 +189,7 @@ void Decoder::project(const Rows& input, int count, std::initializer_list<Output
   const LinearInput in = linear_input(input, count);
   int total = 0;
   for (const Output& o : outputs) total += o.linear->weight.tiles();
-  pool_.run(total, linear_grain(total, pool_.threads()), [&](int begin, int end, int) {
+  pool_.run_in_order(total, linear_grain(total, pool_.threads()), [&](int begin, int end, int) {
     int base = 0;
     for (const Output& o : outputs) {
       const int tiles = o.linear->weight.tiles();
@@ -209,7 +209,7 @@ void Decoder::project_head(int count, float* logits) {
   const int tiles = head_.weight.tiles(), vocab = shape_.vocab;
   const LinearOutput out{logits, vocab, count, head_.bias, false};
   float* largest = largest_logits_.ensure<float>(static_cast<size_t>(count) * static_cast<size_t>(tiles));
-  pool_.run(tiles, linear_grain(tiles, pool_.threads()), [&](int begin, int end, int) {
+  pool_.run_in_order(tiles, linear_grain(tiles, pool_.threads()), [&](int begin, int end, int) {
     kernels_.linear_tiles(head_.weight, in, begin, end, out);
     for (int r = 0; r < count; ++r) {
       for (int tile = begin; tile < end; ++tile) {
@@ -293,7 +293,7 @@ void Decoder::gate(const LayerWeights& w, int count) {
   constexpr int kTilesOfGroup = kGroup / kTileRows;
   float *gate = gate_.as<float>(), *up = up_.as<float>();
   gated_.quantized.rows = count;
-  pool_.run(groups, linear_grain(groups, pool_.threads()), [&](int begin, int end, int) {
+  pool_.run_in_order(groups, linear_grain(groups, pool_.threads()), [&](int begin, int end, int) {
     const int from = std::min(begin * kTilesOfGroup, tiles), to = std::min(end * kTilesOfGroup, tiles);
     kernels_.linear_tiles(w.gate.weight, in, from, to, {gate, width, count, w.gate.bias, false});
     kernels_.linear_tiles(w.up.weight, in, from, to, {up, width, count, w.up.bias, false});

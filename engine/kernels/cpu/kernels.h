@@ -55,9 +55,9 @@ struct LinearOutput {
   bool accumulate = false;
 };
 
-// Tiles a thread takes at a time: shares small enough to even out cores of different speed.
+// Tiles a thread takes at least: shares small enough to even out cores of different speed.
 inline int linear_grain(int tiles, int threads) {
-  constexpr int kSharesPerThread = 8;
+  constexpr int kSharesPerThread = 16;
   const int grain = tiles / (threads * kSharesPerThread);
   return grain > 0 ? grain : 1;
 }

@@ -61,6 +61,11 @@ void dequantize(const PackedMatrix& packed, int first_row, Output<float, 2> out)
   }
 }
 
+PackedMatrix first_rows(const PackedMatrix& packed, int rows) {
+  require(rows <= packed.matrix.rows, "the matrix has fewer rows");
+  return PackedMatrix(packed.matrix.format, rows, packed.matrix.cols, packed.data);
+}
+
 // Rows quantized as a decoder layer does it, for tests and benchmarks of single layers.
 class QuantizedInput {
  public:
@@ -90,7 +95,7 @@ class QuantizedInput {
 
 void run_linear(ThreadPool& pool, const Kernels& kernels, const Matrix& m, const LinearInput& in,
                 const LinearOutput& to) {
-  pool.run(m.tiles(), linear_grain(m.tiles(), pool.threads()), [&](int begin, int end, int) {
+  pool.run_in_order(m.tiles(), linear_grain(m.tiles(), pool.threads()), [&](int begin, int end, int) {
     kernels.linear_tiles(m, in, begin, end, to);
   });
 }
@@ -234,6 +239,7 @@ NB_MODULE(_native, m) {
       .def_prop_ro("rows", [](const PackedMatrix& p) { return p.matrix.rows; })
       .def_prop_ro("cols", [](const PackedMatrix& p) { return p.matrix.cols; })
       .def_prop_ro("nbytes", [](const PackedMatrix& p) { return p.matrix.bytes(); })
+      .def("first_rows", &first_rows, nb::arg("rows"), "The matrix of the first rows, in place.")
       .def("dequantize", &dequantize, nb::arg("first_row"), array_arg("out"));
   m.def("pack_gguf", &pack_gguf, nb::arg("pool"), nb::arg("ggml_type"), array_arg("source"),
         nb::arg("format"), nb::arg("rows"), nb::arg("cols"), nb::arg("rotary_heads"),

@@ -74,11 +74,12 @@ void ThreadPool::start(const Job& job) {
 void ThreadPool::work(int thread) noexcept {
   const Job job = job_;
   try {
-    for (;;) {
-      const int begin = next_.fetch_add(job.grain, std::memory_order_relaxed);
-      if (begin >= job.tasks) return;
-      const int end = job.tasks - begin > job.grain ? begin + job.grain : job.tasks;
+    int begin = next_.load(std::memory_order_relaxed);
+    while (begin < job.tasks) {
+      const int end = begin + job.range(begin);
+      if (!next_.compare_exchange_weak(begin, end, std::memory_order_relaxed)) continue;
       job.call(job.fn, begin, end, thread);
+      begin = next_.load(std::memory_order_relaxed);
     }
   } catch (...) {
     next_.store(job.tasks, std::memory_order_relaxed);  // the others begin nothing more
