@@ -63,6 +63,11 @@ class EngineParts:
         """The draft models' runners by the name of their drafter."""
         return {d.name: d.model.runner for d in self.drafters if d.model is not None}
 
+    @property
+    def runners(self) -> dict[str, ModelRunner]:
+        """The target's by the model's name, then those of the draft models."""
+        return {self.model_name: self.target, **self.draft_runners}
+
     def start_core(self) -> EngineCore:
         """A core without a past, drafters included, that has made its first passes."""
         core = self.assemble(self.make_drafters())
@@ -155,7 +160,7 @@ def load_parts(config: Config) -> EngineParts:
         sampling_defaults=read_generation_config(folder).sampling,
         grammars=grammars,
     )
-    if all(r.info.kernels != "torch" for r in (target, *parts.draft_runners.values())):
+    if all(r.info.kernels != "torch" for r in parts.runners.values()):
         # Torch only picks tokens then; its threads would spin on the cores of the native ones.
         torch.set_num_threads(1)
     return parts

@@ -11,7 +11,7 @@ import numpy as np
 
 from engine.build import EngineParts
 from engine.kernels import load_native
-from engine.kernels.bench import read_bandwidth
+from engine.kernels.bench import BandwidthProbe
 from engine.models.cpu_runner import CpuRunner
 from engine.plan import Chunk, StepPlan
 
@@ -57,7 +57,7 @@ class PassProfile:
 
 def profile_models(parts: EngineParts, rows: Sequence[int] = ROWS) -> Iterator[PassProfile]:
     """Profile steps of each number of rows, of every model that runs natively."""
-    for name, runner in {parts.model_name: parts.target, **parts.draft_runners}.items():
+    for name, runner in parts.runners.items():
         if isinstance(runner, CpuRunner):
             for count in rows:
                 yield _profile(name, runner, count)
@@ -69,10 +69,10 @@ def _profile(name: str, runner: CpuRunner, rows: int) -> PassProfile:
     rounds: list[Mapping[str, float]] = []
     bandwidths: list[float] = []
     threads, variant = runner.info.threads or 1, runner.info.kernels
-    pool = load_native().ThreadPool(threads)
+    probe = BandwidthProbe(load_native().ThreadPool(threads), variant)
     for _ in range(_ROUNDS):
         rounds.append(runner.profile(plan, _PASSES))
-        bandwidths.append(read_bandwidth(pool, variant))
+        bandwidths.append(probe.read())
     bandwidth = median(bandwidths)
     parts = []
     for part in rounds[0]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from engine.cache.location import cache_folder
 from engine.kernels import load_native, native_available
-from engine.models.memory import free_bytes
+from engine.models.memory import container_limit, free_bytes, read_meminfo
 
 _FEATURES = {
     "AVX2": {"avx2", "fma", "f16c"},
@@ -85,7 +85,7 @@ def examine_machine(
     usable = sorted(os.sched_getaffinity(0))
     threads = threads or len(usable)
     on_progress("the system")
-    meminfo = _meminfo(proc)
+    meminfo = read_meminfo(proc / "meminfo")
     cpuinfo = _text(proc / "cpuinfo") or ""
     missing = native_available()
     on_progress("the memory's bandwidth")
@@ -107,7 +107,7 @@ def examine_machine(
         read_gb_per_s=bandwidth,
         memory_bytes=meminfo.get("MemTotal"),
         free_memory_bytes=free_bytes(proc / "meminfo", sys / "fs" / "cgroup"),
-        cgroup_memory_bytes=_cgroup_memory(sys),
+        cgroup_memory_bytes=container_limit(sys / "fs" / "cgroup"),
         swap_bytes=meminfo.get("SwapTotal"),
         swap_used_bytes=_difference(meminfo, "SwapTotal", "SwapFree"),
         huge_pages=_chosen(_text(sys / "kernel" / "mm" / "transparent_hugepage" / "enabled")),
@@ -168,17 +168,6 @@ def _cgroup_cores(sys: Path) -> float | None:
         return None
     quota, period = map(int, text.split())
     return quota / period
-
-
-def _cgroup_memory(sys: Path) -> int | None:
-    text = _text(sys / "fs" / "cgroup" / "memory.max")
-    return None if text is None or text == "max" else int(text)
-
-
-def _meminfo(proc: Path) -> dict[str, int]:
-    """In bytes."""
-    lines = (_text(proc / "meminfo") or "").splitlines()
-    return {name: int(kib) << 10 for name, kib in re.findall(r"(\w+): +(\d+) kB", "\n".join(lines))}
 
 
 def _difference(values: dict[str, int], whole: str, rest: str) -> int | None:

@@ -22,7 +22,6 @@ from server.observability.logs import configure_logging
 if TYPE_CHECKING:
     from engine.bench import BenchPrompt, DecodeFigures, PassFigures
     from engine.build import EngineParts
-    from engine.models.runner import ModelRunner
 
 
 def _configure(parser: argparse.ArgumentParser) -> Run:
@@ -89,15 +88,20 @@ def _configure(parser: argparse.ArgumentParser) -> Run:
 COMMAND = Subcommand("bench", "measure passes, drafters and throughput without HTTP", _configure)
 
 
+def _load(config: Config) -> EngineParts:
+    from engine.build import load_parts
+
+    with showing_progress():
+        return load_parts(config)
+
+
 def _bench_engine(
     config: Config, arguments: argparse.Namespace, console: Console
 ) -> dict[str, Any]:
     prompts = _prompts(arguments)
     from engine.bench import Workload, measure_decoding, num_requests
-    from engine.build import load_parts
 
-    with showing_progress():
-        parts = load_parts(config)
+    parts = _load(config)
     passes = _measure_passes(parts)
     for entry in passes:
         console.print(pass_table(entry))
@@ -132,15 +136,13 @@ def _bench_contexts(
     config: Config, arguments: argparse.Namespace, console: Console
 ) -> dict[str, Any]:
     from engine.bench import ContextError, measure_context
-    from engine.build import load_parts
 
-    with showing_progress():
-        parts = load_parts(config)
+    parts = _load(config)
     chunk = config.scheduler.prefill_chunk
     try:
         figures = [
             measure_context(name, runner, context, chunk=chunk)
-            for name, runner in _runners(parts)
+            for name, runner in parts.runners.items()
             for context in arguments.context
         ]
     except ContextError as error:
@@ -163,7 +165,7 @@ def _bench_kernels(
 def _profile(config: Config, arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
     from server.cli.profile import print_profiles
 
-    return print_profiles(config, console)
+    return print_profiles(_load(config), console)
 
 
 def _prompts(arguments: argparse.Namespace) -> list[BenchPrompt]:
@@ -200,11 +202,7 @@ def _measure_passes(parts: EngineParts) -> list[PassFigures]:
     from engine.bench import measure_passes
 
     chunk = parts.config.scheduler.prefill_chunk
-    return [measure_passes(name, runner, chunk=chunk) for name, runner in _runners(parts)]
-
-
-def _runners(parts: EngineParts) -> list[tuple[str, ModelRunner]]:
-    return [(parts.model_name, parts.target), *parts.draft_runners.items()]
+    return [measure_passes(name, runner, chunk=chunk) for name, runner in parts.runners.items()]
 
 
 def _positive_numbers(text: str) -> tuple[int, ...]:

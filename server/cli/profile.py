@@ -8,24 +8,23 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from engine.config import Config
 from server.cli.command import CommandError
 
 if TYPE_CHECKING:
+    from engine.build import EngineParts
     from engine.profile import PassProfile
 
 
-def print_profiles(config: Config, console: Console) -> dict[str, Any]:
+def print_profiles(parts: EngineParts, console: Console) -> dict[str, Any]:
     """Profile the target and every draft model that run natively, one table a number of rows.
 
     Raises:
         CommandError: none does.
     """
-    from engine.build import load_parts
     from engine.profile import profile_models
 
     profiles: list[PassProfile] = []
-    for profile in profile_models(load_parts(config)):
+    for profile in profile_models(parts):
         console.print(_table(profile))
         profiles.append(profile)
     if not profiles:

@@ -13,6 +13,10 @@ from server.cli.main import main
 
 CATEGORIES = ("edit", "tell")
 
+needs_native = pytest.mark.skipif(
+    native_available() is not None, reason="the native kernels are not built"
+)
+
 
 @pytest.fixture(autouse=True)
 def _little_memory_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,6 +33,13 @@ def suite(tmp_path: Path) -> Path:
     path = tmp_path / "suite.jsonl"
     path.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
     return path
+
+
+@pytest.fixture
+def eighty_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables have little room, and packed weights a cache of their own."""
+    monkeypatch.setenv("SLIPSTREAM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "80")
 
 
 def run_bench(*flags: str, suite: Path, model: Path, kv: str = "16") -> tuple[int, Any]:
@@ -112,7 +123,8 @@ def test_nothing_to_decode_is_one_line(
     assert len(error.splitlines()) == 1
 
 
-@pytest.mark.skipif(native_available() is not None, reason="the native kernels are not built")
+@needs_native
+@pytest.mark.usefixtures("eighty_columns")
 def test_kernels_are_timed_by_layer_shape(
     suite: Path,
     tiny_model_dir: Path,
@@ -120,8 +132,6 @@ def test_kernels_are_timed_by_layer_shape(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(bench, "_TIMED_BYTES", 1 << 16)
-    monkeypatch.setenv("SLIPSTREAM_CACHE", str(suite.parent / "cache"))
-    monkeypatch.setenv("COLUMNS", "80")
     flags = ["--kernel", "--rows", "1,8", "--runner", "native"]
     code, report = run_bench(*flags, suite=suite, model=tiny_model_dir)
     assert code == 0
@@ -137,15 +147,11 @@ def test_kernels_are_timed_by_layer_shape(
         assert all(time["gigabytes_per_second"] > 0 for time in shape["times"])
 
 
-@pytest.mark.skipif(native_available() is not None, reason="the native kernels are not built")
+@needs_native
+@pytest.mark.usefixtures("eighty_columns")
 def test_contexts_are_measured_beside_the_memory(
-    suite: Path,
-    tiny_model_dir: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    suite: Path, tiny_model_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("SLIPSTREAM_CACHE", str(suite.parent / "cache"))
-    monkeypatch.setenv("COLUMNS", "80")
     flags = ["--context", "8,70", "--runner", "native"]
     code, report = run_bench(*flags, suite=suite, model=tiny_model_dir)
     assert code == 0
@@ -166,15 +172,11 @@ def test_a_context_without_room_is_refused_in_one_line(
     assert len(error.splitlines()) == 1
 
 
-@pytest.mark.skipif(native_available() is not None, reason="the native kernels are not built")
+@needs_native
+@pytest.mark.usefixtures("eighty_columns")
 def test_the_parts_of_a_pass_are_profiled(
-    suite: Path,
-    tiny_model_dir: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    suite: Path, tiny_model_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("SLIPSTREAM_CACHE", str(suite.parent / "cache"))
-    monkeypatch.setenv("COLUMNS", "80")
     code, report = run_bench("--profile", "--runner", "native", suite=suite, model=tiny_model_dir)
     assert code == 0
     assert "…" not in capsys.readouterr().out
