@@ -50,8 +50,8 @@ class KvConfig(Section):
     )
     dtype: KvDtype | Literal["auto"] = Field(
         "auto",
-        description="what keys and values are kept in; auto: bfloat16 by the native runner, half "
-        "the memory of float32; by torch the model's own, which is all that it can",
+        description="what keys and values are kept in; auto: float32 by the native runner, where "
+        "bfloat16 takes half the memory; by torch the model's own, which is all that it can",
     )
     prefix_cache: bool = Field(True, description="reuse the KV blocks of equal prompt prefixes")
     prefix_cache_scope: Literal["client", "server"] = Field(

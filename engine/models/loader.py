@@ -105,7 +105,7 @@ def _load(
             return CpuRunner.load(
                 files,
                 budget=budget,
-                kv_dtype="bfloat16" if config.kv.dtype == "auto" else config.kv.dtype,
+                kv_dtype="float32" if config.kv.dtype == "auto" else config.kv.dtype,
                 threads=config.threads,
                 quantization=quantization,
             )

@@ -106,16 +106,7 @@ def through_server(
     request: pytest.FixtureRequest, model: Model, tmp_path_factory: pytest.TempPathFactory
 ) -> Evaluation:
     flags = (*model.flags, "--served-names", "served", "--threads", "1")
-    precision = (
-        "--runner",
-        request.param,
-        "--dtype",
-        "float32",
-        "--kv.dtype",
-        "float32",
-        "--quantization",
-        "none",
-    )
+    precision = ("--runner", request.param, "--dtype", "float32", "--quantization", "none")
     with served(*flags, *precision) as server:
         server.wait_until_ready()
         return evaluate(

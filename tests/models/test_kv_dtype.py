@@ -28,9 +28,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @native
-def test_the_native_runner_keeps_half_the_bytes_by_default(tiny_model_dir: Path) -> None:
+def test_the_native_runner_keeps_half_the_bytes_in_bfloat16(tiny_model_dir: Path) -> None:
     whole = kv_bytes(tiny_model_dir, "float32", "native")
-    assert kv_bytes(tiny_model_dir, "auto", "native") == whole // 2
+    assert kv_bytes(tiny_model_dir, "auto", "native") == whole
     assert kv_bytes(tiny_model_dir, "bfloat16", "native") == whole // 2
 
 
